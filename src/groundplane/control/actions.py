@@ -1,0 +1,66 @@
+"""Everything the control core can ask for. Frozen, journalled before they are carried out, idempotent.
+
+A driver may carry an action out more than once (after a crash it cannot know), so each names its work and
+fence: an engine that has seen the pair does nothing the second time, and refuses an older fence.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class RankPlacement(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one rank runs: its node and the indices of its devices there."""
+
+    node_id: str
+    devices: tuple[int, ...]
+
+
+class Action(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Base of all actions; the tag is the class name."""
+
+
+class StartWork(Action, frozen=True):
+    """Start an attempt (`kind` "attempt", owner a job) or a replica (owner a service) on leased devices."""
+
+    work_id: str
+    kind: Literal["attempt", "replica"]
+    owner_id: str
+    fence: int
+    placement: tuple[RankPlacement, ...]
+
+
+class DrainWork(Action, frozen=True):
+    """Send a replica no new requests; `WorkDrained` follows when the last one has ended."""
+
+    work_id: str
+    fence: int
+
+
+class StopWork(Action, frozen=True):
+    """End every process of the work, politely for `grace_ns`, then by force; `WorkGone` follows."""
+
+    work_id: str
+    fence: int
+    grace_ns: int
+    reason: str
+
+
+class SetTimer(Action, frozen=True):
+    """Bring `TimerFired(timer_id)` at `at_ns` or soon after. Setting the same id again moves it."""
+
+    timer_id: str
+    at_ns: int
+
+
+class JobEnded(Action, frozen=True):
+    """Said once a job, when it reaches its final state and holds nothing any more."""
+
+    job_id: str
+    outcome: Literal["succeeded", "failed", "cancelled"]
+    reason: str
+
+
+AnyAction = StartWork | DrainWork | StopWork | SetTimer | JobEnded

@@ -1,0 +1,210 @@
+"""Everything that can enter the control core. All integers, all frozen, all journalled before handling.
+
+Ids, times and predictions are made outside and arrive here. A *work* is anything that holds leases: an
+attempt of a job or a replica of a service; its id is derived (`JOB.a1`, `SERVICE.r1`) and never used twice.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class Gang(Struct, frozen=True, forbid_unknown_fields=True):
+    """All-or-nothing request: `num_ranks` processes, each on one node with its devices and memory."""
+
+    num_ranks: int
+    devices_per_rank: int
+    memory_bytes_per_rank: int
+
+
+class RestartPolicy(Struct, frozen=True, forbid_unknown_fields=True):
+    """At most `budget` restarts; the n-th in a row without progress waits min(backoff * 2**(n-1), limit)."""
+
+    budget: int
+    backoff_ns: int
+    backoff_limit_ns: int
+
+
+class Event(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Base of all events; the tag is the class name."""
+
+
+# Nodes ---------------------------------------------------------------------------------------------------
+
+
+class NodeJoined(Event, frozen=True):
+    """A node offers its devices. A node that comes again under the same id must offer the same ones."""
+
+    node_id: str
+    device_kind: str
+    num_devices: int
+    memory_bytes: int
+
+
+class NodeSilent(Event, frozen=True):
+    """Nothing was heard of a node for too long. Its leases stay: silence proves nothing."""
+
+    node_id: str
+
+
+class NodeBack(Event, frozen=True):
+    """A silent node is heard again. Reports on its works follow as their own events."""
+
+    node_id: str
+
+
+class NodeFenced(Event, frozen=True):
+    """Proof that nothing can run on the node any more (power cut, or its boot id changed)."""
+
+    node_id: str
+
+
+class NodeCordoned(Event, frozen=True):
+    """An operator takes the node out of placement; what runs there goes on."""
+
+    node_id: str
+
+
+class NodeUncordoned(Event, frozen=True):
+    """The node takes placements again."""
+
+    node_id: str
+
+
+# Jobs ----------------------------------------------------------------------------------------------------
+
+
+class JobSubmitted(Event, frozen=True):
+    """A job enters the queue. `predicted_run_ns` is 0 where nothing was predicted."""
+
+    job_id: str
+    name: str
+    queue: str
+    priority: int
+    gang: Gang
+    restart: RestartPolicy
+    stop_grace_ns: int
+    time_limit_ns: int = 0
+    predicted_run_ns: int = 0
+
+
+class JobCancelRequested(Event, frozen=True):
+    """Somebody wants the job gone. Not an error for a job that has ended."""
+
+    job_id: str
+
+
+# Works: attempts and replicas, as their engine reports them --------------------------------------------------
+
+
+class WorkStarted(Event, frozen=True):
+    """Every process of the gang runs."""
+
+    work_id: str
+    fence: int
+
+
+class WorkReady(Event, frozen=True):
+    """A replica answers its readiness probe; for an attempt: the first step was made."""
+
+    work_id: str
+    fence: int
+
+
+class WorkUnready(Event, frozen=True):
+    """A replica that was ready does not answer. It keeps its leases and gets no new requests."""
+
+    work_id: str
+    fence: int
+
+
+class CheckpointCommitted(Event, frozen=True):
+    """A complete checkpoint of this attempt is durable: what came before it cannot be lost any more."""
+
+    work_id: str
+    fence: int
+    step: int
+
+
+class WorkGone(Event, frozen=True):
+    """Proof: no process of the work is left, or none was ever started. Only this releases its leases.
+
+    outcome: `succeeded` (every rank exited 0), `failed` (a rank exited otherwise), `stopped` (ended on our
+    request), `start_failed` (nothing was started).
+    """
+
+    work_id: str
+    fence: int
+    outcome: Literal["succeeded", "failed", "stopped", "start_failed"]
+    exit_code: int = 0
+    detail: str = ""
+
+
+# Services ------------------------------------------------------------------------------------------------
+
+
+class ServiceDeployed(Event, frozen=True):
+    """A service is created, or an existing one gets a new generation of its description."""
+
+    service_id: str
+    name: str
+    queue: str
+    priority: int
+    num_replicas: int
+    gang: Gang
+    restart: RestartPolicy
+    drain_ns: int
+    generation: int = 1
+
+
+class ServiceScaled(Event, frozen=True):
+    """The number of replicas wanted changes."""
+
+    service_id: str
+    num_replicas: int
+
+
+class ServiceRemoved(Event, frozen=True):
+    """The service goes: its replicas drain, stop, and are gone."""
+
+    service_id: str
+
+
+class WorkDrained(Event, frozen=True):
+    """A draining replica has no request in flight any more."""
+
+    work_id: str
+    fence: int
+
+
+# Time ----------------------------------------------------------------------------------------------------
+
+
+class TimerFired(Event, frozen=True):
+    """A timer set by a `SetTimer` action is due. Late and repeated firings are harmless."""
+
+    timer_id: str
+
+
+AnyEvent = (
+    NodeJoined
+    | NodeSilent
+    | NodeBack
+    | NodeFenced
+    | NodeCordoned
+    | NodeUncordoned
+    | JobSubmitted
+    | JobCancelRequested
+    | WorkStarted
+    | WorkReady
+    | WorkUnready
+    | CheckpointCommitted
+    | WorkGone
+    | ServiceDeployed
+    | ServiceScaled
+    | ServiceRemoved
+    | WorkDrained
+    | TimerFired
+)
