@@ -17,7 +17,10 @@ from groundplane.spec.errors import InputError, InvariantError, unknown_name
 COMMANDS = {
     "probe": ("groundplane.cli.probe", "Measure this machine and write its cluster file."),
     "plan": ("groundplane.cli.plan", "Predict time, memory and bottleneck before anything runs."),
-    "simulate": ("groundplane.cli.simulate", "Run the control core over a described cluster on simulated time."),
+    "simulate": (
+        "groundplane.cli.simulate",
+        "Run the control core over a described cluster on simulated time.",
+    ),
     "fuzz": ("groundplane.cli.fuzz", "Search for seeds that break the control core."),
     "replay": ("groundplane.cli.replay", "Replay a journal and compare every action."),
     "up": ("groundplane.cli.platform", "Start the platform on this machine."),
@@ -39,8 +42,6 @@ COMMANDS = {
     "tour": ("groundplane.cli.tour", "The whole story on this machine, in minutes."),
 }
 """Command name -> (module that holds a click command of that name, one line of help)."""
-
-
 
 
 class LazyGroup(click.Group):
@@ -78,7 +79,7 @@ def root() -> None:
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 the thing asked for failed, 2 bad input, 3 a bug of ours, 130 Ctrl-C."""
+    """Entry point. Exit codes: 0 done, 1 what was asked failed, 2 bad input, 3 a bug of ours, 130 Ctrl-C."""
     try:
         code = root.main(standalone_mode=False)
     except InputError as error:
@@ -97,7 +98,10 @@ def main() -> None:
         extra = missing_extra(error.name or "")
         if extra is None:
             raise
-        fail(f"needs the {extra!r} extra: pip install 'groundplane[{extra}]' ({error.name} is not installed)", 2)
+        fail(
+            f"needs the {extra!r} extra: pip install 'groundplane[{extra}]' ({error.name} is not installed)",
+            2,
+        )
     else:
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -112,7 +116,7 @@ EXTRA_OF_MODULE = {
 
 def missing_extra(module: str) -> str | None:
     """The extra that brings a top-level module, or None for a module that no extra brings."""
-    return EXTRA_OF_MODULE.get(module.split(".")[0])
+    return EXTRA_OF_MODULE.get(module.partition(".")[0])
 
 
 def fail(message: str, code: int) -> None:

@@ -96,7 +96,7 @@ class JobCancelRequested(Event, frozen=True):
     job_id: str
 
 
-# Works: attempts and replicas, as their engine reports them --------------------------------------------------
+# Works: attempts and replicas, as their engine reports them -----------------------------------------------
 
 
 class WorkStarted(Event, frozen=True):

@@ -42,7 +42,7 @@ class LlamaShape(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the built-in trainer does. `data` is a list of files, folders or globs (text, .jsonl, .parquet)."""
+    """What the built-in trainer does. `data` lists files, folders or globs (text, .jsonl, .parquet)."""
 
     model: LlamaShape = LlamaShape()
     data: tuple[str, ...] = ("python-sources",)

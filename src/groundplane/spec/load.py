@@ -126,22 +126,33 @@ def _prepare(data: Any, shape: Any, path: str, bare: bool) -> Any:
 def _prepare_union(data: Any, shape: shapes.UnionType, path: str, bare: bool) -> Any:
     if data is None:
         return None
-    options = [option for option in shape.types if not isinstance(option, shapes.NoneType)]
+    options: list[Any] = [option for option in shape.types if not isinstance(option, shapes.NoneType)]
     if isinstance(data, Mapping):
-        structs = [option for option in options if isinstance(option, shapes.StructType)]
-        tagged = [option for option in structs if option.tag_field and data.get(option.tag_field) == option.tag]
-        options = tagged or structs or [option for option in options if isinstance(option, shapes.DictType)] or options
+        structs: list[Any] = [option for option in options if isinstance(option, shapes.StructType)]
+        tagged = [
+            option for option in structs if option.tag_field and data.get(option.tag_field) == option.tag
+        ]
+        options = (
+            tagged
+            or structs
+            or [option for option in options if isinstance(option, shapes.DictType)]
+            or options
+        )
     return _prepare(data, options[0], path, bare) if len(options) == 1 else data
 
 
-def _prepare_struct(data: Mapping[str, Any], shape: shapes.StructType, path: str, bare: bool) -> dict[str, Any]:
+def _prepare_struct(
+    data: Mapping[str, Any], shape: shapes.StructType, path: str, bare: bool
+) -> dict[str, Any]:
     fields = {field.encode_name: field for field in shape.fields}
     known = [*fields, *([shape.tag_field] if shape.tag_field else [])]
     for key in data:
         if key not in known and shape.forbid_unknown_fields:
             near = nearest_name(str(key), known)
             raise InputError(
-                "unknown field" + ("" if near else f"; known: {', '.join(known)}"), field=_join(path, key), nearest=near
+                "unknown field" + ("" if near else f"; known: {', '.join(known)}"),
+                field=_join(path, key),
+                nearest=near,
             )
     for name, field in fields.items():
         if field.required and name not in data:
@@ -211,7 +222,9 @@ def _read_yaml(text: str, file: str) -> tuple[Any, Lines]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise InputError(
-            f"is not valid YAML: {error.problem or error.context}", file=file, line=mark.line + 1 if mark else None
+            f"is not valid YAML: {error.problem or error.context}",
+            file=file,
+            line=mark.line + 1 if mark else None,
         ) from None
     except yaml.YAMLError as error:
         raise InputError(f"is not valid YAML: {str(error).splitlines()[0]}", file=file) from None
@@ -238,7 +251,8 @@ def _yaml_value(loader: yaml.SafeLoader, node: yaml.Node, path: str, lines: Line
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [
-            _yaml_value(loader, item, f"{path}[{index}]", lines, file) for index, item in enumerate(node.value)
+            _yaml_value(loader, item, f"{path}[{index}]", lines, file)
+            for index, item in enumerate(node.value)
         ]
     return loader.construct_object(node, deep=True)
 

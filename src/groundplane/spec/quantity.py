@@ -39,6 +39,6 @@ Name = Annotated[
     str,
     Meta(
         pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$",
-        description="lower-case letters, digits, '.', '_' and '-', at most 63, beginning and ending with a letter or digit",
+        description="lower-case letters, digits, '.', '_', '-', at most 63, a letter or digit at both ends",
     ),
 ]

@@ -15,7 +15,16 @@ from typing import Final
 
 from groundplane.spec.errors import InputError, nearest_name
 
-_DECIMAL: Final = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_DECIMAL: Final = {
+    "": 1,
+    "k": 10**3,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "P": 10**15,
+    "E": 10**18,
+}
 _BINARY: Final = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 
 
@@ -31,7 +40,11 @@ class Dimension:
 
 def _bytes_spellings(suffix: str) -> dict[str, Fraction]:
     spellings = {f"{prefix}B{suffix}": Fraction(scale) for prefix, scale in (_DECIMAL | _BINARY).items()}
-    bits = {f"{prefix}{bit}{suffix}": Fraction(scale, 8) for prefix, scale in _DECIMAL.items() for bit in ("b", "bit")}
+    bits = {
+        f"{prefix}{bit}{suffix}": Fraction(scale, 8)
+        for prefix, scale in _DECIMAL.items()
+        for bit in ("b", "bit")
+    }
     return spellings | (bits if suffix else {})
 
 
@@ -39,15 +52,22 @@ def _scaled(unit: str, prefixes: dict[str, int]) -> dict[str, Fraction]:
     return {f"{prefix}{unit}": Fraction(scale) for prefix, scale in prefixes.items()}
 
 
-_RATE: Final = _bytes_spellings("/s") | {f"{prefix}bps": Fraction(scale, 8) for prefix, scale in _DECIMAL.items()}
+_RATE: Final = _bytes_spellings("/s") | {
+    f"{prefix}bps": Fraction(scale, 8) for prefix, scale in _DECIMAL.items()
+}
 
 BYTES: Final = Dimension("size", "80 GiB", _bytes_spellings(""), bare_allowed=True)
 BYTES_PER_S: Final = Dimension("bandwidth", "400 Gb/s", _RATE, bare_allowed=False)
-FLOPS: Final = Dimension("work", "3.2 EFLOP", _scaled("FLOP", _DECIMAL) | _scaled("FLOPs", _DECIMAL), bare_allowed=True)
+FLOPS: Final = Dimension(
+    "work", "3.2 EFLOP", _scaled("FLOP", _DECIMAL) | _scaled("FLOPs", _DECIMAL), bare_allowed=True
+)
 FLOPS_PER_S: Final = Dimension(
     "compute rate",
     "989 TFLOP/s",
-    _scaled("FLOP/s", _DECIMAL) | _scaled("FLOPS", _DECIMAL) | _scaled("FLOPs/s", _DECIMAL) | _scaled("OP/s", _DECIMAL),
+    _scaled("FLOP/s", _DECIMAL)
+    | _scaled("FLOPS", _DECIMAL)
+    | _scaled("FLOPs/s", _DECIMAL)
+    | _scaled("OP/s", _DECIMAL),
     bare_allowed=False,
 )
 SECONDS: Final = Dimension(
@@ -81,7 +101,10 @@ TOKENS: Final = Dimension(
 )
 WATTS: Final = Dimension("power", "700 W", _scaled("W", _DECIMAL), bare_allowed=False)
 JOULES: Final = Dimension(
-    "energy", "3 kWh", _scaled("J", _DECIMAL) | {f"{p}Wh": Fraction(s * 3600) for p, s in _DECIMAL.items()}, bare_allowed=False
+    "energy",
+    "3 kWh",
+    _scaled("J", _DECIMAL) | {f"{p}Wh": Fraction(s * 3600) for p, s in _DECIMAL.items()},
+    bare_allowed=False,
 )
 
 DIMENSIONS: Final = {
@@ -147,7 +170,9 @@ def parse_int(value: str | int | float, dimension: Dimension, *, field: str | No
     """
     exact = parse_exact(value, dimension, field=field)
     if exact.denominator != 1:
-        raise InputError(f"must be a whole number of base units of {dimension.name}", field=field, value=value)
+        raise InputError(
+            f"must be a whole number of base units of {dimension.name}", field=field, value=value
+        )
     return int(exact)
 
 
@@ -158,11 +183,17 @@ def parse_ns(value: str | int | float, *, field: str | None = None) -> int:
 
 def _unknown_unit(value: object, unit: str, dimension: Dimension, field: str | None) -> InputError:
     if unit == "":
-        return InputError(f"needs a unit: must be a {dimension.name} such as {dimension.example!r}", field=field, value=value)
+        return InputError(
+            f"needs a unit: must be a {dimension.name} such as {dimension.example!r}",
+            field=field,
+            value=value,
+        )
     for other in DIMENSIONS.values():
         if other is not dimension and unit in other.scale_of:
             return InputError(
-                f"must be a {dimension.name} such as {dimension.example!r}, not a {other.name}", field=field, value=value
+                f"must be a {dimension.name} such as {dimension.example!r}, not a {other.name}",
+                field=field,
+                value=value,
             )
     return InputError(
         f"unknown unit {unit!r}: must be a {dimension.name} such as {dimension.example!r}",
@@ -187,7 +218,9 @@ _BIG: Final = [(1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1
 
 def show_bytes(value_bytes: float) -> str:
     """A size for reading, in binary units: "14.9 GiB"."""
-    return _show(value_bytes, "B", [(2.0**40, "Ti"), (2.0**30, "Gi"), (2.0**20, "Mi"), (2.0**10, "Ki"), (1.0, "")], 4)
+    return _show(
+        value_bytes, "B", [(2.0**40, "Ti"), (2.0**30, "Gi"), (2.0**20, "Mi"), (2.0**10, "Ki"), (1.0, "")], 4
+    )
 
 
 def show_bytes_per_s(value_bytes_per_s: float) -> str:
