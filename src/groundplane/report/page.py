@@ -1,6 +1,6 @@
 """One HTML page of sections. Works without a network: style and chart code stand in the file.
 
-Knows how a page looks (`page.html.jinja`) and nothing of what it shows: callers hand it text, rows and figures.
+Knows how a page looks (`page.html.jinja`) and not what it shows: callers hand it text, rows, figures.
 """
 
 from __future__ import annotations
