@@ -60,7 +60,7 @@ class AttentionPoint(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OperatorPoint(Struct, frozen=True, forbid_unknown_fields=True):
-    """One timed operator of a training framework other than a product or attention, by its output elements."""
+    """One timed operator of a training framework, no product or attention, by its output elements."""
 
     operation: str
     dtype: str
