@@ -58,6 +58,7 @@ works: Final = Table(
     Column("owner_id", Text, nullable=False),
     Column("fence", BigInteger, nullable=False),
     Column("placement", Text, nullable=False),
+    Column("launch", Text),
     Column("leased_ns", BigInteger, nullable=False),
     Column("started_ns", BigInteger),
     Column("ready_ns", BigInteger),
@@ -72,7 +73,8 @@ works: Final = Table(
     Index("ix_works_owner_id", "owner_id"),
     Index("ix_works_gone_ns", "gone_ns"),
 )
-"""Every attempt and replica: what was leased for it, when it ran, and the last report taken (`position`)."""
+"""Every attempt and replica: what was leased for it (`placement`, JSON), how it was launched (`launch`, JSON,
+kept so that a launch repeated after a crash is the same one), when it ran, the last report taken."""
 
 jobs: Final = Table(
     "jobs",
