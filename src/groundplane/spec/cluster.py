@@ -42,7 +42,7 @@ class MatmulPoint(Struct, frozen=True, forbid_unknown_fields=True):
     k: PositiveInt
     time_s: Seconds = msgspec.field(name="time")
     processes: PositiveInt = 1
-    which: Literal["forward", "dgrad", "wgrad"] = "forward"
+    which: Literal["forward", "data_gradient", "weight_gradient"] = "forward"
 
 
 class AttentionPoint(Struct, frozen=True, forbid_unknown_fields=True):
