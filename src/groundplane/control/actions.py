@@ -23,13 +23,17 @@ class Action(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class StartWork(Action, frozen=True):
-    """Start an attempt (`kind` "attempt", owner a job) or a replica (owner a service) on leased devices."""
+    """Start an attempt (`kind` "attempt", owner a job) or a replica (owner a service) on leased devices.
+
+    `generation` is that of the service's description which the replica runs; 1 for an attempt.
+    """
 
     work_id: str
     kind: Literal["attempt", "replica"]
     owner_id: str
     fence: int
     placement: tuple[RankPlacement, ...]
+    generation: int = 1
 
 
 class DrainWork(Action, frozen=True):

@@ -35,12 +35,17 @@ class Event(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class NodeJoined(Event, frozen=True):
-    """A node offers its devices. A node that comes again under the same id must offer the same ones."""
+    """A node offers its devices. A node that comes again under the same id must offer the same ones.
+
+    `boot` counts the lives of a node from 1. A fenced node joins again with a greater one; a greater one from
+    a node that was not fenced is itself the proof that nothing of its earlier life runs any more.
+    """
 
     node_id: str
     device_kind: str
     num_devices: int
     memory_bytes: int
+    boot: int = 1
 
 
 class NodeSilent(Event, frozen=True):
@@ -56,9 +61,14 @@ class NodeBack(Event, frozen=True):
 
 
 class NodeFenced(Event, frozen=True):
-    """Proof that nothing can run on the node any more (power cut, or its boot id changed)."""
+    """Proof that nothing of the node's life `boot` can run any more (power cut, or its boot id changed).
+
+    The driver lets the node take no work before it has joined again with a greater `boot`. Proof of an earlier
+    life than the one that the core knows is old news and ignored.
+    """
 
     node_id: str
+    boot: int = 1
 
 
 class NodeCordoned(Event, frozen=True):

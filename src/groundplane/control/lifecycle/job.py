@@ -1,0 +1,35 @@
+"""The life of a job, from the queue to its one end. Its attempts have a life of their own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from groundplane.control.lifecycle.table import Lifecycle
+
+JOB: Final = Lifecycle(
+    "job",
+    "queued",
+    {
+        ("queued", "placed"): "starting",
+        ("queued", "cancelled"): "cancelled",
+        ("queued", "time_over"): "failed",
+        ("queued", "late_success"): "succeeded",
+        ("starting", "started"): "running",
+        ("starting", "stop"): "stopping",
+        ("starting", "succeeded"): "succeeded",
+        ("starting", "retry"): "backing_off",
+        ("starting", "failed"): "failed",
+        ("running", "stop"): "stopping",
+        ("running", "succeeded"): "succeeded",
+        ("running", "retry"): "backing_off",
+        ("running", "failed"): "failed",
+        ("stopping", "succeeded"): "succeeded",
+        ("stopping", "retry"): "backing_off",
+        ("stopping", "failed"): "failed",
+        ("stopping", "cancelled"): "cancelled",
+        ("backing_off", "backed_off"): "queued",
+        ("backing_off", "cancelled"): "cancelled",
+        ("backing_off", "time_over"): "failed",
+        ("backing_off", "late_success"): "succeeded",
+    },
+)

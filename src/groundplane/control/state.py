@@ -1,0 +1,183 @@
+"""The whole state of the control core: plain slotted structs, changed in place, private to the core.
+
+Everything here is an integer, a text or a container of those, so that a snapshot is the msgpack of `CoreState`
+and a digest the hash of it. Whatever can be derived (queue order, placement index) is not kept here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from groundplane.control.actions import RankPlacement
+from groundplane.control.events import Gang, RestartPolicy
+
+
+class Accounts(Struct, forbid_unknown_fields=True):
+    """Where the nanoseconds of one device went; see `ledger.py` for the rule of each account."""
+
+    busy_ns: int = 0
+    allocated_idle_ns: int = 0
+    wasted_by_failure_ns: int = 0
+    fragmentation_ns: int = 0
+    maintenance_ns: int = 0
+    free_ns: int = 0
+
+
+class Device(Struct, forbid_unknown_fields=True):
+    """One device: who holds it ("" for nobody), since when, and its settled accounts.
+
+    `since_fragmented_ns` is the reading of its kind's fragmentation clock at `since_ns`.
+    """
+
+    since_ns: int
+    since_fragmented_ns: int
+    holder: str = ""
+    accounts: Accounts = field(default_factory=Accounts)
+
+
+class Node(Struct, forbid_unknown_fields=True):
+    """One node and its devices. `index` is its place in the order of joining."""
+
+    node_id: str
+    index: int
+    device_kind: str
+    memory_bytes: int
+    free_memory_bytes: int
+    joined_ns: int
+    boot: int
+    devices: list[Device]
+    state: str = "up"
+    is_cordoned: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether new work may be placed here."""
+        return self.state == "up" and not self.is_cordoned
+
+
+class Work(Struct, forbid_unknown_fields=True):
+    """An attempt or a replica that is not gone. Times since its lease, by what they will be booked as.
+
+    `settled_ns` holds up to `mode_since_ns`: idle, then busy that a checkpoint has made safe, then busy at risk.
+    """
+
+    work_id: str
+    kind: Literal["attempt", "replica"]
+    owner_id: str
+    number: int
+    state: str
+    gang: Gang
+    generation: int = 1
+    fence: int = 0
+    placement: tuple[RankPlacement, ...] = ()
+    lost_nodes: list[str] = field(default_factory=list)
+    leased_ns: int = 0
+    is_busy: bool = False
+    mode_since_ns: int = 0
+    idle_ns: int = 0
+    safe_ns: int = 0
+    at_risk_ns: int = 0
+    checkpoint_step: int = -1
+    stop_intent: str = ""
+    stop_reason: str = ""
+    stop_grace_ns: int = 0
+
+
+class Job(Struct, forbid_unknown_fields=True):
+    """One job. `sequence` is its place among all submissions and stays when it is queued again."""
+
+    job_id: str
+    name: str
+    queue: str
+    priority: int
+    sequence: int
+    gang: Gang
+    restart: RestartPolicy
+    stop_grace_ns: int
+    time_limit_ns: int
+    predicted_run_ns: int
+    submitted_ns: int
+    state: str = "queued"
+    num_attempts: int = 0
+    restarts_used: int = 0
+    restarts_in_row: int = 0
+    work_id: str = ""
+    lost_fence: int = 0
+    first_started_ns: int = -1
+    ended_ns: int = -1
+    checkpoint_step: int = -1
+    reason: str = ""
+
+
+class Service(Struct, forbid_unknown_fields=True):
+    """One service. `replicas` are the ids of those that are not gone, oldest first."""
+
+    service_id: str
+    name: str
+    queue: str
+    priority: int
+    sequence: int
+    num_replicas: int
+    gang: Gang
+    restart: RestartPolicy
+    drain_ns: int
+    generation: int
+    state: Literal["active", "failed", "removing", "removed"] = "active"
+    replicas: list[str] = field(default_factory=list)
+    next_number: int = 1
+    restarts_used: int = 0
+    restarts_in_row: int = 0
+    reason: str = ""
+
+
+class Timer(Struct, forbid_unknown_fields=True):
+    """One timer that is set: when it is due, what it means and for whom."""
+
+    at_ns: int
+    kind: Literal["job_backoff", "job_limit", "replica_backoff", "replica_drain"]
+    target_id: str
+
+
+class Hold(Struct, forbid_unknown_fields=True):
+    """What the plan of the queue's head keeps on one node."""
+
+    num_devices: int
+    memory_bytes: int
+
+
+class HeadPlan(Struct, forbid_unknown_fields=True):
+    """Where the blocked head of the queue will run, and from when; `start_ns` is -1 where it is not known."""
+
+    owner_id: str
+    start_ns: int
+    holds: dict[str, Hold]
+
+
+class FragmentationClock(Struct, forbid_unknown_fields=True):
+    """Runs while the devices of one kind are free, enough by count, and yet the head cannot be placed."""
+
+    total_ns: int = 0
+    running_since_ns: int = -1
+
+    def reading_ns(self, now_ns: int) -> int:
+        """Time it has run up to `now_ns`."""
+        return self.total_ns + (now_ns - self.running_since_ns if self.running_since_ns >= 0 else 0)
+
+
+class CoreState(Struct, forbid_unknown_fields=True):
+    """All that the core knows. Dicts keep the order of insertion, which snapshots keep too."""
+
+    now_ns: int = 0
+    num_events: int = 0
+    next_fence: int = 1
+    next_sequence: int = 1
+    nodes: dict[str, Node] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    services: dict[str, Service] = field(default_factory=dict)
+    works: dict[str, Work] = field(default_factory=dict)
+    timers: dict[str, Timer] = field(default_factory=dict)
+    clocks: dict[str, FragmentationClock] = field(default_factory=dict)
+    head_plan: HeadPlan | None = None
+    ignored: dict[str, int] = field(default_factory=dict)
