@@ -66,7 +66,7 @@ def test_a_newer_schema_is_refused(database: Database, empty_url: str) -> None:
 
 def test_a_block_that_raises_leaves_nothing(database: Database) -> None:
     row = {"timer_id": "a", "at_ns": 2**62}
-    with pytest.raises(ZeroDivisionError), database.begin() as connection:
+    with pytest.raises(ZeroDivisionError), database.begin() as connection:  # noqa: PT012
         connection.execute(tables.timers.insert(), row)
         raise ZeroDivisionError
     with database.reading() as connection:
