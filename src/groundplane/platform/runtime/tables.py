@@ -56,12 +56,14 @@ works: Final = Table(
     Column("work_id", Text, primary_key=True),
     Column("kind", Text, nullable=False),
     Column("owner_id", Text, nullable=False),
+    Column("generation", Integer, nullable=False, default=1),
     Column("fence", BigInteger, nullable=False),
     Column("placement", Text, nullable=False),
     Column("launch", Text),
     Column("leased_ns", BigInteger, nullable=False),
     Column("started_ns", BigInteger),
     Column("ready_ns", BigInteger),
+    Column("draining_ns", BigInteger),
     Column("gone_ns", BigInteger),
     Column("outcome", Text, nullable=False, default=""),
     Column("exit_code", Integer, nullable=False, default=0),
@@ -104,6 +106,15 @@ services: Final = Table(
     Column("removed_ns", BigInteger),
 )
 """Services by their present description. A removed one keeps its row; deploying its name revives it."""
+
+service_generations: Final = Table(
+    "service_generations",
+    metadata,
+    Column("service_id", Text, primary_key=True),
+    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("spec", Text, nullable=False),
+)
+"""Every description a service ever had: a replica starts by that of its own generation."""
 
 endpoints: Final = Table(
     "endpoints",

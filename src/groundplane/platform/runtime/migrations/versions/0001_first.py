@@ -72,6 +72,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_projects")),
     )
     op.create_table(
+        "service_generations",
+        sa.Column("service_id", sa.Text(), nullable=False),
+        sa.Column("generation", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("spec", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("service_id", "generation", name=op.f("pk_service_generations")),
+    )
+    op.create_table(
         "services",
         sa.Column("service_id", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
@@ -103,12 +110,14 @@ def upgrade() -> None:
         sa.Column("work_id", sa.Text(), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("owner_id", sa.Text(), nullable=False),
+        sa.Column("generation", sa.Integer(), nullable=False),
         sa.Column("fence", sa.BigInteger(), nullable=False),
         sa.Column("placement", sa.Text(), nullable=False),
         sa.Column("launch", sa.Text(), nullable=True),
         sa.Column("leased_ns", sa.BigInteger(), nullable=False),
         sa.Column("started_ns", sa.BigInteger(), nullable=True),
         sa.Column("ready_ns", sa.BigInteger(), nullable=True),
+        sa.Column("draining_ns", sa.BigInteger(), nullable=True),
         sa.Column("gone_ns", sa.BigInteger(), nullable=True),
         sa.Column("outcome", sa.Text(), nullable=False),
         sa.Column("exit_code", sa.Integer(), nullable=False),
