@@ -3,7 +3,7 @@
 Events queue up and are taken in batches. Each batch is stamped and handled, then written with its actions in
 one transaction, and only then acknowledged and carried out; while one batch is being written the next one
 gathers (group commit). A batch that cannot be written ends the process (`failure`): nothing goes on as if it
-had been. Knows neither HTTP nor what a work runs; SQL goes to one writer thread, so that the loop stays responsive.
+had been. Knows neither HTTP nor what a work runs; SQL goes to one writer thread, to keep the loop responsive.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from groundplane.control import events as ev
 from groundplane.control.actions import AnyAction
 from groundplane.control.core import ControlCore
 from groundplane.control.events import AnyEvent
-from groundplane.platform.engines.contract import Engine, Launch, NodeOffer, Report
+from groundplane.platform.engines.contract import Engine, NodeOffer, Report
 from groundplane.platform.runtime import store
-from groundplane.platform.runtime.database import Database
 from groundplane.platform.runtime.clock import Clock, Timers
-from groundplane.platform.runtime.store import Also, Entry, LiveWork, Record
+from groundplane.platform.runtime.database import Database
+from groundplane.platform.runtime.store import Also, Entry, LiveWork, Prepared, Record
 from groundplane.spec.errors import GroundplaneError, InputError, InvariantError
 
 MAX_QUEUED_EVENTS: Final = 10_000
@@ -43,18 +43,15 @@ class Busy(GroundplaneError):
 
 
 class Launcher(Protocol):
-    """How a lease becomes something to run. Both methods block and run beside the loop."""
+    """How a lease becomes something to run."""
 
-    def build(self, action: act.StartWork) -> Launch:
-        """What to run for a lease.
+    def prepare(self, action: act.StartWork) -> Prepared:
+        """What to run for a lease; blocks, and is called beside the loop.
 
         Raises:
             InputError: it cannot be run, for a reason that a person can mend.
             OSError: its files cannot be written.
         """
-
-    def endpoint(self, action: act.StartWork, launch: Launch) -> Callable[[int], Also]:
-        """Writes, given the time in nanoseconds, the endpoint of a replica that became ready."""
 
 
 class _Item:
@@ -78,11 +75,11 @@ class _Item:
 class _Work:
     """What the driver remembers of a live work."""
 
-    __slots__ = ("action", "is_draining", "launch", "position")
+    __slots__ = ("action", "is_draining", "position", "prepared")
 
-    def __init__(self, action: act.StartWork, launch: Launch | None = None, position: int = -1) -> None:
+    def __init__(self, action: act.StartWork, prepared: Prepared | None = None, position: int = -1) -> None:
         self.action = action
-        self.launch = launch
+        self.prepared = prepared
         self.position = position
         self.is_draining = False
 
@@ -132,7 +129,7 @@ class Driver:
         """
         live = await self.sql(self._restore)
         for work in live:
-            known = self._works[work.action.work_id] = _Work(work.action, work.launch, work.position)
+            known = self._works[work.action.work_id] = _Work(work.action, work.prepared, work.position)
             known.is_draining = work.is_draining
         offers = await self._engine.open(self._take_report)
         self._tasks = [
@@ -305,8 +302,10 @@ class Driver:
 
     def _add_endpoint(self, item: _Item, work_id: str, now_ns: int) -> None:
         work = self._works[work_id]
-        if work.action.kind == "replica" and work.launch is not None and not work.is_draining:
-            item.also = self._launcher.endpoint(work.action, work.launch)(now_ns)
+        if work.prepared is None or work.prepared.endpoint is None or work.is_draining:
+            return
+        endpoint, fence = work.prepared.endpoint, work.action.fence
+        item.also = lambda connection: store.add_endpoint(connection, work_id, fence, endpoint, now_ns)
 
     def _take_report(self, report: Report) -> None:
         self._put(_Item(event_of(report), position=report.position))
@@ -345,12 +344,12 @@ class Driver:
     async def _resume(self, live: LiveWork) -> None:
         """Takes up a work of an earlier control plane, wherever that one was killed."""
         action = live.action
-        if live.launch is None and live.stop is None:
+        if live.prepared is None and live.stop is None:
             await self._start(action)
             return
-        if live.launch is not None:
+        if live.prepared is not None:
             if live.stop is None:
-                await self._engine.start(live.launch)
+                await self._engine.start(live.prepared.launch)
             await self._engine.reattach(action.work_id, action.fence)
         if live.stop is not None:
             await self._engine.stop(action.work_id, action.fence, live.stop.grace_ns)
@@ -360,15 +359,15 @@ class Driver:
         if work is None:
             return
         try:
-            launch = await asyncio.to_thread(self._launcher.build, action)
+            prepared = await asyncio.to_thread(self._launcher.prepare, action)
         except (InputError, OSError) as error:
             log.warning("%s cannot be started: %s", action.work_id, error)
             self._put(_Item(_never_started(action, str(error))))
             return
-        await self.sql(lambda: store.keep_launch(self._database, launch))
-        work.launch = launch
+        await self.sql(lambda: store.keep_prepared(self._database, prepared))
+        work.prepared = prepared
         try:
-            await self._engine.start(launch)
+            await self._engine.start(prepared.launch)
         except OSError as error:
             # Whether something was started is not known here: the engine proves that nothing is left.
             log.warning("%s cannot be started: %s", action.work_id, error)

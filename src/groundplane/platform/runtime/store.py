@@ -30,6 +30,22 @@ Also = Callable[[Connection], None]
 """Further rows to write in the transaction of an event (the spec of a job, say)."""
 
 
+class Endpoint(Struct, frozen=True):
+    """Where the gateway finds a replica: the base URL of its OpenAI API, with `/v1`."""
+
+    service_id: str
+    model_name: str
+    server: str
+    url: str
+
+
+class Prepared(Struct, frozen=True):
+    """A lease made ready to run; `endpoint` for a replica."""
+
+    launch: Launch
+    endpoint: Endpoint | None = None
+
+
 class Record(Struct, frozen=True):
     """One line of the journal: an event as it was handled, and the actions it led to."""
 
@@ -52,7 +68,7 @@ class LiveWork(Struct, frozen=True):
     """A work that was leased and is not gone, as the journal tells it."""
 
     action: act.StartWork
-    launch: Launch | None
+    prepared: Prepared | None
     position: int
     is_draining: bool
     stop: act.StopWork | None
@@ -152,14 +168,20 @@ def live_works(database: Database) -> list[LiveWork]:
         return [_live_work(row) for row in connection.execute(alive).mappings()]
 
 
-def keep_launch(database: Database, launch: Launch) -> None:
+def keep_prepared(database: Database, prepared: Prepared) -> None:
     """Keeps how a work is launched, before it is: a launch repeated after a crash is then the same one."""
     with database.begin() as connection:
         connection.execute(
             tables.works.update()
-            .where(tables.works.c.work_id == launch.work_id)
-            .values(launch=msgspec.json.encode(launch).decode())
+            .where(tables.works.c.work_id == prepared.launch.work_id)
+            .values(launch=msgspec.json.encode(prepared).decode())
         )
+
+
+def add_endpoint(connection: Connection, work_id: str, fence: int, endpoint: Endpoint, now_ns: int) -> None:
+    """The gateway may send requests to this work from now on."""
+    row = {"work_id": work_id, "fence": fence, "state": "ready", "updated_ns": now_ns}
+    upsert(tables.endpoints, connection, row | msgspec.structs.asdict(endpoint), key="work_id")
 
 
 def _live_work(row: sa.RowMapping) -> LiveWork:
@@ -179,10 +201,10 @@ def _live_work(row: sa.RowMapping) -> LiveWork:
             grace_ns=row["stop_grace_ns"],
             reason=row["stop_reason"],
         )
-    launch = msgspec.json.decode(row["launch"], type=Launch) if row["launch"] else None
+    prepared = msgspec.json.decode(row["launch"], type=Prepared) if row["launch"] else None
     return LiveWork(
         action=action,
-        launch=launch,
+        prepared=prepared,
         position=row["position"],
         is_draining=row["draining_ns"] is not None,
         stop=stop,
