@@ -63,8 +63,8 @@ class NodeBack(Event, frozen=True):
 class NodeFenced(Event, frozen=True):
     """Proof that nothing of the node's life `boot` can run any more (power cut, or its boot id changed).
 
-    The driver lets the node take no work before it has joined again with a greater `boot`. Proof of an earlier
-    life than the one that the core knows is old news and ignored.
+    The driver lets the node take no work before it has joined again with a greater `boot`. Proof of an
+    earlier life than the one that the core knows is old news and ignored.
     """
 
     node_id: str

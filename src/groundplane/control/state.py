@@ -1,7 +1,8 @@
 """The whole state of the control core: plain slotted structs, changed in place, private to the core.
 
-Everything here is an integer, a text or a container of those, so that a snapshot is the msgpack of `CoreState`
-and a digest the hash of it. Whatever can be derived (queue order, placement index) is not kept here.
+Everything here is an integer, a text or a container of those, so that a snapshot is the msgpack of
+`CoreState` and a digest the hash of it. Whatever can be derived (queue order, placement index) is not kept
+here.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Node(Struct, forbid_unknown_fields=True):
 class Work(Struct, forbid_unknown_fields=True):
     """An attempt or a replica that is not gone. Times since its lease, by what they will be booked as.
 
-    `settled_ns` holds up to `mode_since_ns`: idle, then busy that a checkpoint has made safe, then busy at risk.
+    Up to `mode_since_ns`: `idle_ns`, busy that can be lost no more (`safe_ns`), and busy that a failure
+    would waste (`at_risk_ns`).
     """
 
     work_id: str

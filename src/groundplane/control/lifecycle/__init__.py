@@ -1,1 +1,1 @@
-"""One lifecycle a kind, each a table of every legal transition; the diagrams in the docs are made from them."""
+"""One lifecycle a kind, each a table of every legal transition; the docs' diagrams are made from them."""

@@ -12,7 +12,7 @@ def lifecycles_page() -> str:
     """The whole page as Markdown, with one mermaid diagram a lifecycle."""
     parts = [
         "# Lifecycles",
-        "Made from the tables in `src/groundplane/control/lifecycle/` by `lifecycles_page()`; do not edit by hand.",
+        "Made from the tables in `src/groundplane/control/lifecycle/` by `lifecycles_page()`, not by hand.",
     ]
     for lifecycle in (JOB, ATTEMPT, REPLICA, NODE):
         parts.append(f"## {lifecycle.kind.capitalize()}")

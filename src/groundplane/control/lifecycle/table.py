@@ -1,4 +1,4 @@
-"""A lifecycle as one table: (state, trigger) -> state. What is not in the table is illegal and changes nothing.
+"""A lifecycle as one table: (state, trigger) -> state. What is not in it is illegal and changes nothing.
 
 Reports from outside may be late, repeated or out of order: callers ask `allows` and ignore what does not fit.
 `after` is for what the core itself decided, where an illegal step is a bug.

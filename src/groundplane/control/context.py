@@ -1,0 +1,79 @@
+"""What the parts of the core share while one event is handled. Holds state, decides nothing."""
+
+from __future__ import annotations
+
+from groundplane.control.actions import AnyAction, RankPlacement, SetTimer, StopWork
+from groundplane.control.ledger import Ledger
+from groundplane.control.lifecycle.attempt import ATTEMPT
+from groundplane.control.lifecycle.replica import REPLICA
+from groundplane.control.lifecycle.table import Lifecycle
+from groundplane.control.placement import Pools
+from groundplane.control.queue import Queue
+from groundplane.control.state import CoreState, Timer, Work
+
+
+class Context:
+    """The state, what is derived from it, and the actions decided so far for the event at hand."""
+
+    def __init__(self, state: CoreState) -> None:
+        self.state = state
+        self.ledger = Ledger(state)
+        self.pools = Pools()
+        self.queue = Queue()
+        self.actions: list[AnyAction] = []
+        for node in state.nodes.values():
+            self.pools.update(node)
+        for job in state.jobs.values():
+            if job.state == "queued":
+                self.queue.add_job(job)
+        for work in state.works.values():
+            if work.state == "queued":
+                self.queue.add_replica(state.services[work.owner_id], work)
+        self.queue.settled()
+
+    @property
+    def now_ns(self) -> int:
+        """Time of the event at hand."""
+        return self.state.now_ns
+
+    def ignore(self, reason: str) -> None:
+        """Counts an event that came too late, twice, or for something unknown."""
+        self.state.ignored[reason] = self.state.ignored.get(reason, 0) + 1
+
+    def set_timer(self, timer_id: str, timer: Timer) -> None:
+        """Sets a timer, or moves it."""
+        self.state.timers[timer_id] = timer
+        self.actions.append(SetTimer(timer_id, timer.at_ns))
+
+    def drop_timer(self, timer_id: str) -> None:
+        """Forgets a timer; should the driver bring it all the same, it is ignored."""
+        self.state.timers.pop(timer_id, None)
+
+    def lease(self, work: Work, placement: tuple[RankPlacement, ...]) -> None:
+        """Leases devices to a work and takes them out of the placement index."""
+        self.ledger.lease(work, placement, self.now_ns)
+        self._placement_changed(placement)
+
+    def request_stop(self, work: Work, *, intent: str, reason: str, grace_ns: int) -> None:
+        """Asks the engine to end a work. It keeps its leases until proof comes."""
+        work.state = lifecycle_of(work).after(work.state, "stop")
+        work.stop_intent, work.stop_reason, work.stop_grace_ns = intent, reason, grace_ns
+        self.ledger.set_busy(work, False, self.now_ns)
+        self.actions.append(StopWork(work.work_id, work.fence, grace_ns, reason))
+
+    def remove_work(self, work: Work, *, fence: int, is_failure: bool) -> None:
+        """The work is proven gone: its leases return and it is forgotten."""
+        work.state = lifecycle_of(work).after(work.state, "gone")
+        self.ledger.release(work, fence, is_failure=is_failure, now_ns=self.now_ns)
+        del self.state.works[work.work_id]
+        self._placement_changed(work.placement)
+        self.queue.capacity_changed()
+
+    def _placement_changed(self, placement: tuple[RankPlacement, ...]) -> None:
+        for node_id in dict.fromkeys(rank.node_id for rank in placement):
+            self.pools.update(self.state.nodes[node_id])
+
+
+def lifecycle_of(work: Work) -> Lifecycle:
+    """The table that the work lives by."""
+    return ATTEMPT if work.kind == "attempt" else REPLICA

@@ -1,0 +1,111 @@
+"""Why a job waits: what it needs, what there is, who is ahead of it, and when it is expected to start."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from groundplane.control.core import ControlCore
+from groundplane.control.events import Gang
+from groundplane.control.placement import num_slots
+from groundplane.control.queue import entry_of_job
+from groundplane.control.state import Job
+
+AHEAD_SHOWN = 10
+"""How many of those ahead are named; the number of all is given beside."""
+
+
+class Ahead(Struct, frozen=True):
+    """A job or replica that is served before the one in question."""
+
+    waiting_id: str
+    priority: int
+    gang: Gang
+
+
+class Available(Struct, frozen=True):
+    """What is free now on the open nodes of one kind; `ranks_that_fit` counts ranks of the gang asked about."""
+
+    device_kind: str
+    free_devices: int
+    ranks_that_fit: int
+
+
+class JobExplanation(Struct, frozen=True):
+    """The answer. `expected_start_ns` is -1 where it cannot be told; `waited_ns` counts since submission."""
+
+    job_id: str
+    state: str
+    reason: str
+    needed: Gang
+    needed_devices: int
+    available: tuple[Available, ...]
+    num_ahead: int
+    ahead: tuple[Ahead, ...]
+    expected_start_ns: int
+    waited_ns: int
+
+
+def explain_job(core: ControlCore, job_id: str, now_ns: int) -> JobExplanation | None:
+    """Explains the state of a job as of `now_ns`; None for a job that never was."""
+    job = core.state.jobs.get(job_id)
+    if job is None:
+        return None
+    available = tuple(
+        Available(
+            pool.device_kind,
+            pool.num_free,
+            sum(
+                num_slots(sum(not d.holder for d in node.devices), node.free_memory_bytes, job.gang)
+                for node in pool.open_nodes()
+            ),
+        )
+        for pool in core.pools
+    )
+    ahead = _ahead(core, job)
+    plan = core.state.head_plan
+    is_head = plan is not None and plan.owner_id == job_id
+    return JobExplanation(
+        job_id=job_id,
+        state=job.state,
+        reason=_reason(core, job, available, len(ahead), now_ns),
+        needed=job.gang,
+        needed_devices=job.gang.num_ranks * job.gang.devices_per_rank,
+        available=available,
+        num_ahead=len(ahead),
+        ahead=tuple(ahead[:AHEAD_SHOWN]),
+        expected_start_ns=plan.start_ns if plan is not None and is_head else -1,
+        waited_ns=(now_ns if job.first_started_ns < 0 else job.first_started_ns) - job.submitted_ns,
+    )
+
+
+def _ahead(core: ControlCore, job: Job) -> list[Ahead]:
+    if job.state != "queued":
+        return []
+    mine = entry_of_job(job)
+    before = [entry for entry in core.queue.entries if entry < mine]
+    return [Ahead(entry.waiting_id, -entry.minus_priority, core.scheduler.gang_of(entry)) for entry in before]
+
+
+def _reason(
+    core: ControlCore, job: Job, available: tuple[Available, ...], num_ahead: int, now_ns: int
+) -> str:
+    if job.state == "backing_off":
+        timer = core.state.timers.get(f"{job.job_id}.backoff")
+        wait_ms = max(0, timer.at_ns - now_ns) // 10**6 if timer else 0
+        return f"restart {job.restarts_used} of {job.restart.budget} in {wait_ms} ms: {job.reason}"
+    if job.state == "stopping":
+        return (
+            f"{core.state.works[job.work_id].stop_reason}; waits for proof that all of {job.work_id} is gone"
+        )
+    if job.state != "queued":
+        return job.reason or job.state
+    gang = job.gang
+    need = f"needs {gang.num_ranks} x {gang.devices_per_rank} devices"
+    most = max(available, key=lambda each: each.ranks_that_fit, default=None)
+    have = f"{most.free_devices} free, room for {most.ranks_that_fit} ranks" if most else "no node has joined"
+    head = core.scheduler.head()
+    if head is None or entry_of_job(job) < head:
+        return f"{need}, more than jobs could ever give back on the open nodes; now {have}"
+    if head.owner_id == job.job_id:
+        return f"{need}; now {have}; it is the first in the queue and devices are kept for it"
+    return f"{need}; now {have}; {num_ahead} ahead, devices are kept for {head.waiting_id}"

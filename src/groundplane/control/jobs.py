@@ -1,0 +1,186 @@
+"""Jobs and their attempts: submission, start, recovery with budget and back-off, time limit, one end.
+
+Knows jobs only; what a replica does is `services.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from groundplane.control.actions import JobEnded, RankPlacement, StartWork
+from groundplane.control.context import Context
+from groundplane.control.events import JobCancelRequested, JobSubmitted, RestartPolicy, WorkGone
+from groundplane.control.lifecycle.job import JOB
+from groundplane.control.queue import entry_of_job
+from groundplane.control.state import Job, Timer, Work
+
+Outcome = Literal["succeeded", "failed", "cancelled"]
+
+
+class Jobs:
+    """Decides about jobs; called by the core for each event that concerns one."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def submitted(self, event: JobSubmitted) -> None:
+        """Takes a job into the queue, once."""
+        state = self._context.state
+        if event.job_id in state.jobs:
+            self._context.ignore("job submitted twice")
+            return
+        job = Job(
+            job_id=event.job_id,
+            name=event.name,
+            queue=event.queue,
+            priority=event.priority,
+            sequence=state.next_sequence,
+            gang=event.gang,
+            restart=event.restart,
+            stop_grace_ns=event.stop_grace_ns,
+            time_limit_ns=event.time_limit_ns,
+            predicted_run_ns=event.predicted_run_ns,
+            submitted_ns=state.now_ns,
+        )
+        state.next_sequence += 1
+        state.jobs[job.job_id] = job
+        self._context.queue.add_job(job)
+
+    def cancel_requested(self, event: JobCancelRequested) -> None:
+        """Ends a job that holds nothing at once, and any other when its attempt is gone."""
+        job = self._context.state.jobs.get(event.job_id)
+        if job is None or job.state in JOB.final:
+            self._context.ignore("cancel of a job that is not there or over")
+        else:
+            self._stop(job, intent="cancel", trigger="cancelled", reason="cancelled on request")
+
+    def start(self, job: Job, placement: tuple[RankPlacement, ...]) -> None:
+        """The next attempt of a queued job, on leased devices."""
+        context = self._context
+        job.num_attempts += 1
+        work = Work(
+            work_id=f"{job.job_id}.a{job.num_attempts}",
+            kind="attempt",
+            owner_id=job.job_id,
+            number=job.num_attempts,
+            state="starting",
+            gang=job.gang,
+        )
+        context.queue.remove(entry_of_job(job))
+        context.lease(work, placement)
+        context.state.works[work.work_id] = work
+        job.state = JOB.after(job.state, "placed")
+        job.work_id = work.work_id
+        context.actions.append(StartWork(work.work_id, "attempt", job.job_id, work.fence, placement))
+        if job.first_started_ns < 0:
+            job.first_started_ns = context.now_ns
+            if job.time_limit_ns:
+                at_ns = context.now_ns + job.time_limit_ns
+                context.set_timer(_limit_timer(job), Timer(at_ns, "job_limit", job.job_id))
+
+    def attempt_started(self, work: Work) -> None:
+        """Every rank runs; from now on the devices are busy."""
+        job = self._context.state.jobs[work.owner_id]
+        job.state = JOB.after(job.state, "started")
+        self._context.ledger.set_busy(work, True, self._context.now_ns)
+
+    def checkpoint_committed(self, work: Work, step: int) -> None:
+        """Progress that cannot be lost: the next failure counts as the first in a row again."""
+        job = self._context.state.jobs[work.owner_id]
+        job.checkpoint_step = step
+        job.restarts_in_row = 0
+
+    def attempt_lost_node(self, work: Work, node_id: str) -> None:
+        """A part of the gang is gone with its node: the rest must end, and prove it, before a restart."""
+        if work.stop_intent:
+            return
+        job = self._context.state.jobs[work.owner_id]
+        job.state = JOB.after(job.state, "stop")
+        self._context.request_stop(
+            work, intent="node_lost", reason=f"node {node_id} was lost", grace_ns=job.stop_grace_ns
+        )
+
+    def attempt_gone(self, work: Work, fence: int, outcome: str, detail: str) -> None:
+        """No process of the attempt is left: the job has ended, or goes on with the next attempt."""
+        job = self._context.state.jobs[work.owner_id]
+        intent = work.stop_intent
+        is_success = outcome == "succeeded" or intent == "finished"
+        is_failure = not is_success and intent not in {"cancel", "time_limit"}
+        self._context.remove_work(work, fence=fence, is_failure=is_failure)
+        if is_success:
+            self._end(job, "succeeded", "succeeded", "")
+        elif intent == "cancel":
+            self._end(job, "cancelled", "cancelled", work.stop_reason)
+        elif intent == "time_limit":
+            self._end(job, "failed", "failed", work.stop_reason)
+        else:
+            job.lost_fence = work.fence
+            self._recover(job, work.stop_reason or detail or outcome)
+
+    def late_report(self, event: WorkGone) -> None:
+        """News of an attempt that was given up with its node. That it had succeeded is still true."""
+        job = self._context.state.jobs.get(event.work_id.rpartition(".a")[0])
+        is_last_lost = job is not None and job.lost_fence == event.fence and job.state not in JOB.final
+        if job is None or not is_last_lost or event.outcome != "succeeded":
+            self._context.ignore("report on a work that is gone")
+        else:
+            self._stop(
+                job, intent="finished", trigger="late_success", reason="an earlier attempt had succeeded"
+            )
+
+    def backed_off(self, job: Job) -> None:
+        """The wait after a failure is over."""
+        job.state = JOB.after(job.state, "backed_off")
+        self._context.queue.add_job(job)
+
+    def time_over(self, job: Job) -> None:
+        """The time since the job's first start, restarts included, has reached its limit."""
+        self._stop(job, intent="time_limit", trigger="time_over", reason="time limit reached")
+
+    def _stop(self, job: Job, *, intent: str, trigger: str, reason: str) -> None:
+        """Brings a job to its end: at once if it holds nothing, else by stopping its attempt."""
+        if job.state == "queued":
+            self._context.queue.remove(entry_of_job(job))
+        if JOB.allows(job.state, trigger) and job.state != "stopping":
+            outcome: Outcome = "cancelled" if intent == "cancel" else "succeeded"
+            self._end(job, trigger, "failed" if intent == "time_limit" else outcome, reason)
+            return
+        work = self._context.state.works[job.work_id]
+        if not work.stop_intent:
+            job.state = JOB.after(job.state, "stop")
+            self._context.request_stop(work, intent=intent, reason=reason, grace_ns=job.stop_grace_ns)
+        elif work.stop_intent == "node_lost":
+            work.stop_intent, work.stop_reason = intent, reason
+
+    def _recover(self, job: Job, detail: str) -> None:
+        if job.restarts_used >= job.restart.budget:
+            self._end(job, "failed", "failed", f"failed after {job.restarts_used} restarts: {detail}")
+            return
+        job.restarts_used += 1
+        job.restarts_in_row += 1
+        job.state = JOB.after(job.state, "retry")
+        job.reason = detail
+        at_ns = self._context.now_ns + backoff_ns(job.restart, job.restarts_in_row)
+        self._context.set_timer(_backoff_timer(job), Timer(at_ns, "job_backoff", job.job_id))
+
+    def _end(self, job: Job, trigger: str, outcome: Outcome, reason: str) -> None:
+        job.state = JOB.after(job.state, trigger)
+        job.ended_ns = self._context.now_ns
+        job.reason = reason
+        self._context.drop_timer(_limit_timer(job))
+        self._context.drop_timer(_backoff_timer(job))
+        self._context.actions.append(JobEnded(job.job_id, outcome, reason))
+
+
+def backoff_ns(policy: RestartPolicy, num_in_row: int) -> int:
+    """Wait before the n-th restart in a row: min(backoff * 2**(n-1), limit)."""
+    doublings = min(num_in_row - 1, 62)  # beyond this any wait has passed any limit
+    return min(policy.backoff_ns << doublings, policy.backoff_limit_ns)
+
+
+def _limit_timer(job: Job) -> str:
+    return f"{job.job_id}.limit"
+
+
+def _backoff_timer(job: Job) -> str:
+    return f"{job.job_id}.backoff"

@@ -1,0 +1,103 @@
+"""Nodes: joining, silence, cordon, fencing. Only fencing takes leases away, since only it is proof."""
+
+from __future__ import annotations
+
+from groundplane.control.context import Context
+from groundplane.control.events import NodeFenced, NodeJoined
+from groundplane.control.lifecycle.node import NODE
+from groundplane.control.state import Node, Work
+
+
+class Nodes:
+    """Decides about nodes; called by the core for each event that concerns one."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def joined(self, event: NodeJoined) -> list[Work]:
+        """A node offers its devices; the answer is the works that its new life proves to be gone from it."""
+        state = self._context.state
+        node = state.nodes.get(event.node_id)
+        if node is None:
+            self._add(event)
+            return []
+        offer = (node.device_kind, len(node.devices), node.memory_bytes)
+        if offer != (event.device_kind, event.num_devices, event.memory_bytes):
+            self._context.ignore("node came again with another offer")
+            return []
+        if event.boot <= node.boot:
+            self._context.ignore("old news of a node")
+            return []
+        lost = [] if node.state == "fenced" else self._fence(node)
+        self._change(node, "joined")
+        node.boot = event.boot
+        return lost
+
+    def silent(self, node_id: str) -> None:
+        """Nothing is heard of the node: it takes no new work, and keeps what it has."""
+        self._take(node_id, "silent")
+
+    def back(self, node_id: str) -> None:
+        """The node is heard again."""
+        self._take(node_id, "back")
+
+    def fenced(self, event: NodeFenced) -> list[Work]:
+        """The node can run nothing any more; the answer is the works that had a part on it."""
+        node = self._context.state.nodes.get(event.node_id)
+        if node is None or event.boot != node.boot or not NODE.allows(node.state, "fenced"):
+            self._context.ignore("old news of a node")
+            return []
+        return self._fence(node)
+
+    def cordon(self, node_id: str, is_cordoned: bool) -> None:
+        """An operator closes or opens the node for placement."""
+        node = self._context.state.nodes.get(node_id)
+        if node is None or node.is_cordoned == is_cordoned:
+            self._context.ignore("cordon that changes nothing")
+            return
+        self._context.ledger.settle_node(node, self._context.now_ns)
+        node.is_cordoned = is_cordoned
+        self._changed(node)
+
+    def _add(self, event: NodeJoined) -> None:
+        context = self._context
+        devices = [
+            context.ledger.add_device(event.device_kind, context.now_ns) for _ in range(event.num_devices)
+        ]
+        node = Node(
+            node_id=event.node_id,
+            index=len(context.state.nodes),
+            device_kind=event.device_kind,
+            memory_bytes=event.memory_bytes,
+            free_memory_bytes=event.memory_bytes,
+            joined_ns=context.now_ns,
+            boot=event.boot,
+            devices=devices,
+        )
+        context.state.nodes[node.node_id] = node
+        self._changed(node)
+
+    def _fence(self, node: Node) -> list[Work]:
+        """Closes the node, then takes back every lease on it."""
+        works = self._context.state.works
+        self._change(node, "fenced")
+        lost = [works[holder] for holder in dict.fromkeys(d.holder for d in node.devices) if holder]
+        for work in lost:
+            self._context.ledger.release_node(work, node.node_id, self._context.now_ns)
+        return lost
+
+    def _take(self, node_id: str, trigger: str) -> None:
+        node = self._context.state.nodes.get(node_id)
+        if node is None or not NODE.allows(node.state, trigger):
+            self._context.ignore("old news of a node")
+        else:
+            self._change(node, trigger)
+
+    def _change(self, node: Node, trigger: str) -> None:
+        self._context.ledger.settle_node(node, self._context.now_ns)
+        node.state = NODE.after(node.state, trigger)
+        self._changed(node)
+
+    def _changed(self, node: Node) -> None:
+        self._context.pools.update(node)
+        self._context.queue.capacity_changed()
