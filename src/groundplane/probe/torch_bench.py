@@ -67,7 +67,9 @@ def matmuls(watch: Stopwatch, dtype: str, shapes: tuple[tuple[int, int, int], ..
         x = torch.randn(m, k, dtype=kind)
         weight = torch.randn(n, k, dtype=kind)
         y = torch.randn(m, n, dtype=kind)
-        products: tuple[tuple[Literal["forward", "data_gradient", "weight_gradient"], Callable[[], object]], ...] = (
+        products: tuple[
+            tuple[Literal["forward", "data_gradient", "weight_gradient"], Callable[[], object]], ...
+        ] = (
             ("forward", lambda x=x, weight=weight: x @ weight.t()),  # type: ignore[misc]
             ("data_gradient", lambda y=y, weight=weight: y @ weight),  # type: ignore[misc]
             ("weight_gradient", lambda x=x, y=y: y.t() @ x),  # type: ignore[misc]
@@ -82,7 +84,8 @@ def attentions(
     """Causal scaled-dot-product attention, forward and backward."""
     for batch, seq, heads, kv_heads, head_dim in shapes:
         q, k, v = (
-            torch.randn(batch, heads, seq, head_dim, dtype=DTYPES[dtype], requires_grad=True) for _ in range(3)
+            torch.randn(batch, heads, seq, head_dim, dtype=DTYPES[dtype], requires_grad=True)
+            for _ in range(3)
         )
 
         def attention(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> torch.Tensor:
