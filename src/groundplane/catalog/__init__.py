@@ -1,0 +1,27 @@
+"""Facts about chips, servers, fabrics, storage and models, each with its source."""
+
+from groundplane.catalog.resolve import (
+    load_cluster,
+    model_entry,
+    model_names,
+    resolve_chip,
+    resolve_cluster,
+    resolve_fabric,
+    resolve_llm,
+    resolve_server,
+    resolve_storage,
+)
+from groundplane.catalog.store import Catalog
+
+__all__ = [
+    "Catalog",
+    "load_cluster",
+    "model_entry",
+    "model_names",
+    "resolve_chip",
+    "resolve_cluster",
+    "resolve_fabric",
+    "resolve_llm",
+    "resolve_server",
+    "resolve_storage",
+]

@@ -7,6 +7,7 @@ bandwidths are for one direction unless the name says otherwise. Knows nothing o
 
 from __future__ import annotations
 
+import math
 from typing import Final, Literal
 
 import msgspec
@@ -112,8 +113,9 @@ class ChipSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """One accelerator (or CPU socket) as one rank sees it.
 
     `scaleup` is the chip's injection bandwidth into its scale-up fabric (NVLink, xGMI, ICI), one direction;
-    None where the chip has none beyond PCIe. `sources` says where each field comes from; the key "*" stands
-    for all fields not named, "notes" for remarks such as sources that disagree.
+    None where the chip has none beyond PCIe. `scaleup_per_peer` is what one pair of chips can use of it where
+    chips are wired to each other and not to a switch (None: all of it). `sources` says where each field comes
+    from; the key "*" stands for all fields not named, "notes" for remarks such as sources that disagree.
     """
 
     name: Name
@@ -127,6 +129,7 @@ class ChipSpec(Struct, frozen=True, forbid_unknown_fields=True):
     l2_bytes: Bytes = msgspec.field(default=0, name="l2")
     num_cores: PositiveInt | None = msgspec.field(default=None, name="cores")
     scaleup_bytes_per_s: BytesPerSecond | None = msgspec.field(default=None, name="scaleup")
+    scaleup_per_peer_bytes_per_s: BytesPerSecond | None = msgspec.field(default=None, name="scaleup_per_peer")
     scaleup_fabric: str = ""
     pcie_bytes_per_s: BytesPerSecond | None = msgspec.field(default=None, name="pcie")
     tdp_w: Watts | None = msgspec.field(default=None, name="tdp")
@@ -193,14 +196,16 @@ class ServerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """One server: its chips, cards and host.
 
     `scaleup_size` is the number of chips in one scale-up domain. It equals `num_chips` in an 8-way HGX,
-    is larger in a rack-wide domain (72 for NVL72, whose servers are trays of 4) and 1 where chips only meet
-    over PCIe or the network.
+    is larger in a rack-wide domain (72 for NVL72, whose servers are trays of 4) or a pod (TPU), and 1 where
+    chips only meet over PCIe or the network. `scaleup_torus` gives the shape of a domain that is a torus, in
+    chips; each chip then has two links a dimension, which share the chip's scale-up bandwidth evenly.
     """
 
     name: Name
     chip: ChipSpec
     num_chips: PositiveInt = msgspec.field(name="chips")
     scaleup_size: PositiveInt
+    scaleup_torus: tuple[PositiveInt, ...] = ()
     nics: NicSpec | None = None
     host_cores: PositiveInt | None = None
     host_memory_bytes: Bytes = msgspec.field(default=0, name="host_memory")
@@ -208,6 +213,14 @@ class ServerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     power_w: Watts | None = msgspec.field(default=None, name="power")
     vendor: str = ""
     sources: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if self.scaleup_torus and math.prod(self.scaleup_torus) != self.scaleup_size:
+            raise InputError(
+                f"must multiply to scaleup_size ({self.scaleup_size})",
+                field="scaleup_torus",
+                value=list(self.scaleup_torus),
+            )
 
     @property
     def nic_bytes_per_s(self) -> float:

@@ -137,7 +137,8 @@ class MlpSpec(Struct, frozen=True, forbid_unknown_fields=True):
 class MoeSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A mixture of experts: `top_k` of `experts` run for each token, and the shared ones always.
 
-    `shared_ffn` is the width of all shared experts together (0 for none).
+    `shared_ffn` is the width of all shared experts together (0 for none). Where experts form `groups`, a
+    token only uses experts of its `top_groups` best groups, which bounds how many nodes it is sent to.
     """
 
     experts: int
@@ -149,6 +150,8 @@ class MoeSpec(Struct, frozen=True, forbid_unknown_fields=True):
     activation: str = "silu"
     expert_bias: bool = False
     router_bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
 
     def expert_parameters(self, hidden: int) -> int:
         """Parameters of one routed expert."""
