@@ -24,19 +24,26 @@ class RestartSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LlamaShape(Struct, frozen=True, forbid_unknown_fields=True):
-    """The shape of a Llama-style model that the built-in trainer builds."""
+    """The shape of a Llama-style model that the built-in trainer builds.
+
+    `vocab` counts 256 bytes, 5 special tokens and the merges that are learnt.
+    """
 
     layers: PositiveInt = 4
     hidden: PositiveInt = 256
     ffn: PositiveInt = 704
     heads: PositiveInt = 8
     kv_heads: PositiveInt = 4
-    vocab: Annotated[int, Meta(ge=260)] = 4096
+    vocab: Annotated[int, Meta(ge=261)] = 4096
     tied_embeddings: bool = True
+    rope_theta: Annotated[float, Meta(gt=0.0)] = 10_000.0
+    norm_epsilon: Annotated[float, Meta(gt=0.0)] = 1e-5
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
             raise InputError("must be divisible by heads", field="hidden", value=self.hidden)
+        if self.hidden // self.heads % 2:
+            raise InputError("must be an even multiple of heads, for rotary positions", field="hidden", value=self.hidden)
         if self.heads % self.kv_heads:
             raise InputError("must divide heads", field="kv_heads", value=self.kv_heads)
 
