@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from groundplane.probe.run import ProbeResult
 
 
-@click.command(
-    epilog="Example: groundplane probe --out cluster.yaml, then groundplane plan train job.yaml --cluster cluster.yaml"
-)
+@click.command(epilog="Example: groundplane probe --out cluster.yaml")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("cluster.yaml"), show_default=True,
     help="Cluster file to write.",
@@ -26,8 +24,8 @@ if TYPE_CHECKING:
 def probe_command(out: Path, quick: bool, as_json: bool) -> None:
     """Measure this machine and write its cluster file.
 
-    Times matrix products, attention, memory, disk and loopback collectives on one core alone and on all cores at
-    once, finds accelerators, and writes what the planner reads. Takes less than a minute.
+    Times matrix products, attention, memory, disk and loopback collectives on one core alone and on all
+    cores at once, finds accelerators, and writes what the planner reads. Takes less than a minute.
     """
     from groundplane.probe.run import probe_machine
     from groundplane.spec.dump import to_yaml

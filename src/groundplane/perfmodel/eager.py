@@ -2,8 +2,8 @@
 
 Eager PyTorch runs one operator after the other on one core a rank, so a step is the sum of its operators,
 each priced from points measured on this machine with as many ranks at once (`points`). The operators listed
-here are those of the Llama blocks in `platform/training`. Reduction of gradients by gloo shares the core with the
-backward pass and hides behind nothing.
+here are those of the Llama blocks in `platform/training`. Reduction of gradients by gloo shares the core
+with the backward pass and hides behind nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from groundplane.spec.errors import InputError
 from groundplane.spec.job import LlamaShape, TrainSpec
 
 MAPPED_BYTES = 32 << 20
-"""From this size on glibc maps each buffer anew and gives it back when freed: every page is touched for the first time."""
+"""From this size on glibc maps each buffer anew and gives it back when freed: every page is touched for the
+first time."""
 
 VIEWS_PER_LAYER = 40
 """Operators of one layer, forward, that only make views or build the graph (transpose, view, chunk, ...)."""
 
 INTERVAL = (0.88, 1.18)
-"""10th and 90th percentile of measured / predicted on probed machines, from the shapes in `tests/perfmodel`."""
+"""10th and 90th percentile of measured / predicted on probed machines, from the shapes in
+`tests/perfmodel`."""
 
 
 @dataclass
@@ -48,7 +50,8 @@ def price_host_training(train: TrainSpec, ranks: int, cluster: ClusterSpec) -> T
         cluster: a cluster file written by `groundplane probe`.
 
     Raises:
-        InputError: more ranks than cores, memory exceeded by shape alone, or a cluster that was never measured.
+        InputError: more ranks than cores, memory exceeded by shape alone, or a cluster that was never
+        measured.
     """
     chip = cluster.chip
     if chip.measured is None:
@@ -90,13 +93,14 @@ def price_host_training(train: TrainSpec, ranks: int, cluster: ClusterSpec) -> T
             f"{ranks} ranks of one core each; nothing else runs on the machine",
             "batches are ready before they are needed",
             "gradients are reduced by gloo over loopback after the backward pass, on the same core",
-            f"a checkpoint every {train.checkpoint_every} steps; the step waits for the copy, not for the disk",
+            f"a checkpoint every {train.checkpoint_every} steps; a step waits for the copy only",
         ),
     )
 
 
 def _model_flops(train: TrainSpec) -> float:
-    """6 FLOPs a parameter of the matrices and a token, and causal attention (2 + 4 passes of 2·s/2·h each)."""
+    """6 FLOPs a parameter of the matrices and a token, and causal attention (2 + 4 passes of 2·s/2·h
+    each)."""
     model = train.model
     tokens = train.global_batch * train.seq
     matrices = memory.llama_matrix_parameters(model)

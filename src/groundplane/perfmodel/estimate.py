@@ -1,4 +1,5 @@
-"""What an estimate is: never a bare number, but its stages, its bottleneck, its interval and what was assumed.
+"""What an estimate is: never a bare number, but its stages, its bottleneck, its interval and what was
+assumed.
 
 Shared by every price of training. Knows no formula.
 """
@@ -24,7 +25,8 @@ STAGES: Final = (
     "data_wait",
     "checkpoint_stall",
 )
-"""Where the time of a training step goes, in the order in which it is shown. Communication is the exposed part."""
+"""Where the time of a training step goes, in the order in which it is shown. Communication is the exposed
+part."""
 
 MEMORY_PARTS: Final = ("weights", "gradients", "optimizer", "activations", "buffers", "runtime")
 """What fills the memory of one rank at its peak."""

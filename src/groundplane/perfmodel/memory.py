@@ -1,7 +1,7 @@
 """Memory of one rank at its peak, by part.
 
-First cut: the built-in trainer on processor cores, whose eager autograd keeps what each operator saves for its
-backward pass. Knows nothing of time.
+First cut: the built-in trainer on processor cores, whose eager autograd keeps what each operator saves for
+its backward pass. Knows nothing of time.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def host_rank_memory(train: TrainSpec, ranks: int) -> dict[str, float]:
     tokens = train.micro_batch * train.seq
     kv = model.kv_heads * (model.hidden // model.heads)
     element = 2 if train.precision == "bf16" else 4
-    # Saved per token and layer: two norm inputs and outputs, q/k/v before and after rotation, repeated keys and
-    # values, attention output twice, gate, up, silu(gate), their product.
+    # Saved per token and layer: two norm inputs and outputs, q/k/v before and after rotation, repeated keys
+    # and values, attention output twice, gate, up, silu(gate), their product.
     hidden_saved = 4 * model.hidden * 4
     heads_saved = (2 * model.hidden + 2 * kv + 2 * model.hidden + 2 * model.hidden) * element
     ffn_saved = 4 * model.ffn * element

@@ -1,7 +1,8 @@
 """Prices from measured points themselves, where a machine was probed: no fit, only interpolation.
 
-Operators are interpolated by size on logarithmic axes; matrix products and attention by the rate (FLOP/s) of the
-nearest shapes. Points measured with as many processes at once as will run are preferred. Knows nothing of models.
+Operators are interpolated by size on logarithmic axes; matrix products and attention by the rate (FLOP/s) of
+the nearest shapes. Points measured with as many processes at once as will run are preferred. Knows nothing
+of models.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def _attention_flops(point: AttentionPoint) -> float:
 
 
 def _near_rate(shapes: np.ndarray, rates: np.ndarray, shape: np.ndarray) -> float:
-    """Mean rate weighted by the inverse fourth power of the distance in log2 of the shape; exact at a point."""
+    """Mean rate weighted by the inverse fourth power of the distance in log2 of the shape; exact at a
+    point."""
     squared = (np.log2(shapes / shape) ** 2).sum(axis=1) + 1e-9
     weights = squared**-2
     return float(np.exp((np.log(rates) * weights).sum() / weights.sum()))

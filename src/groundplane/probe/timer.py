@@ -1,4 +1,5 @@
-"""How one operation is timed: processor seconds, so that other work on the machine counts as little as can be.
+"""How one operation is timed: processor seconds, so that other work on the machine counts as little as can
+be.
 
 On a quiet machine processor time of a one-threaded process equals wall time; on a loaded one wall time
 measures the neighbours. What the neighbours took is kept too, so that the probe can say it.

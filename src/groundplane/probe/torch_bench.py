@@ -35,9 +35,13 @@ ATTENTION_SHAPES = (
 )  # fmt: skip
 """(batch, seq, heads, kv_heads, head_dim); key/value heads are repeated beforehand, as the trainer does."""
 
-ELEMENTS = (1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22, 7 << 20)
-"""Sizes of element-wise operators; the largest stays below the 32 MiB from which glibc maps every buffer anew."""
+QUICK_ATTENTION_SHAPES = ((4, 64, 8, 8, 32), (2, 512, 8, 8, 64))
 
+ELEMENTS = (1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22, 7 << 20)
+"""Sizes of element-wise operators; the largest stays below the 32 MiB from which glibc maps every buffer
+anew."""
+
+QUICK_ELEMENTS = (1 << 12, 1 << 18, 7 << 20)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MAPPED_BYTES = 48 << 20
 ROW = 256
@@ -49,13 +53,11 @@ def measure(watch: Stopwatch, dtypes: tuple[str, ...], *, quick: bool) -> Iterat
     torch.manual_seed(0)
     for dtype in dtypes:
         yield from matmuls(watch, dtype, QUICK_MATMUL_SHAPES if quick else MATMUL_SHAPES)
-    if quick:
-        ramps, shapes = (1 << 12, 1 << 18, 1 << 22), ATTENTION_SHAPES[:4:3]
-    else:
-        ramps, shapes = ELEMENTS, ATTENTION_SHAPES
+    sizes = QUICK_ELEMENTS if quick else ELEMENTS
+    shapes = QUICK_ATTENTION_SHAPES if quick else ATTENTION_SHAPES
     for dtype in dtypes:
         yield from attentions(watch, dtype, shapes)
-        yield from operators(watch, dtype, ramps)
+        yield from operators(watch, dtype, sizes)
     yield from overheads(watch)
     yield from bandwidths(watch)
 
@@ -107,8 +109,8 @@ def operators(watch: Stopwatch, dtype: str, sizes: tuple[int, ...]) -> Iterator[
             "multiply": (lambda x=x, y=y: x * y, (x, y)),  # type: ignore[misc]
             "add": (lambda x=x, y=y: x + y, (x, y)),  # type: ignore[misc]
             "silu": (lambda x=x: functional.silu(x), (x,)),  # type: ignore[misc]
-            "rms_norm": (lambda x=x, s=scale: functional.rms_norm(x, (ROW,), s, 1e-6), (x, scale)),  # type: ignore[misc]
-            "copy": (lambda x=x: _transposed(x, rows), (x,)),  # type: ignore[misc]
+            "rms_norm": (lambda x=x, s=scale: _rms_norm(x, s), (x, scale)),  # type: ignore[misc]
+            "copy": (lambda x=x: _transposed(x), (x,)),  # type: ignore[misc]
         }
         if dtype == "bf16":
             wide = torch.randn(rows, ROW, requires_grad=True)
@@ -128,8 +130,13 @@ def operators(watch: Stopwatch, dtype: str, sizes: tuple[int, ...]) -> Iterator[
         yield from _optimizer(watch, sizes)
 
 
-def _transposed(x: torch.Tensor, rows: int) -> torch.Tensor:
+def _rms_norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return functional.rms_norm(x, (ROW,), scale, 1e-6)
+
+
+def _transposed(x: torch.Tensor) -> torch.Tensor:
     """A copy that swaps two dimensions, as the way from heads back to features does."""
+    rows = x.shape[0]
     group = min(rows, 64)
     return x.view(rows // group, group, 8, ROW // 8).transpose(1, 2).contiguous()
 
@@ -141,8 +148,8 @@ def _optimizer(watch: Stopwatch, sizes: tuple[int, ...]) -> Iterator[OperatorPoi
         parameter.grad = torch.randn(elements)
         optimizer = torch.optim.AdamW([parameter], lr=1e-9)
         yield OperatorPoint("adamw", "fp32", elements, watch.time_s(optimizer.step))
-        clip = torch.nn.utils.clip_grad_norm_
-        yield OperatorPoint("clip", "fp32", elements, watch.time_s(lambda p=parameter: clip([p], 1e9)))  # type: ignore[misc]
+        clip_s = watch.time_s(lambda p=parameter: torch.nn.utils.clip_grad_norm_([p], 1e9))  # type: ignore[misc]
+        yield OperatorPoint("clip", "fp32", elements, clip_s)
 
 
 def _both(

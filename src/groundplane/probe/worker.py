@@ -1,9 +1,11 @@
-"""One measuring process: pinned to one core, it prints each point as a line of JSON. Started by `probe.run`."""
+"""One measuring process: pinned to one core, it prints each point as a line of JSON. Started by
+`probe.run`."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -39,6 +41,7 @@ def main() -> None:
     os.sched_setaffinity(0, {task.core})
     from groundplane.probe.timer import Stopwatch
 
+    points: Iterator[msgspec.Struct]
     watch = Stopwatch(task.budget_s)
     if task.kind == "numpy":
         from groundplane.probe import numpy_bench

@@ -44,8 +44,8 @@ class Phase(msgspec.Struct, frozen=True):
 def run_phase(tasks: Sequence[Task], on_point: Callable[[str], None]) -> Phase:
     """Runs one process a task, all at once, and merges their points.
 
-    Points that differ only in what was measured are merged by their median and, when several processes measured the
-    same, marked with how many they were.
+    Points that differ only in what was measured are merged by their median and, when several processes
+    measured the same, marked with how many they were.
 
     Args:
         tasks: one process each.
@@ -127,7 +127,8 @@ def _pipe(stream: Any) -> Any:
 
 
 def _failure(process: subprocess.Popen[str]) -> InputError | InvariantError:
-    """The error for a process that ended badly: killed from outside (most often for memory), or its own fault."""
+    """The error for a process that ended badly: killed from outside (most often for memory), or its own
+    fault."""
     code = process.wait()
     if code < 0:
         return InputError(f"a measuring process was killed by signal {-code}: is enough memory free?")
