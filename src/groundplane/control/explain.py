@@ -23,7 +23,7 @@ class Ahead(Struct, frozen=True):
 
 
 class Available(Struct, frozen=True):
-    """What is free now on the open nodes of one kind; `ranks_that_fit` counts ranks of the gang asked about."""
+    """What is free now on the open nodes of one kind; `ranks_that_fit` is of the gang asked about."""
 
     device_kind: str
     free_devices: int

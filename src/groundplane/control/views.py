@@ -10,8 +10,8 @@ from msgspec import Struct
 from groundplane.control.actions import RankPlacement
 from groundplane.control.core import ControlCore
 from groundplane.control.events import Gang
-from groundplane.control.explain import JobExplanation as JobExplanation
-from groundplane.control.explain import explain_job as explain_job
+from groundplane.control.explain import JobExplanation as JobExplanation  # noqa: PLC0414
+from groundplane.control.explain import explain_job as explain_job  # noqa: PLC0414
 from groundplane.control.placement import num_slots
 from groundplane.control.state import Accounts, Job, Node, Service, Work
 
