@@ -146,7 +146,7 @@ def _optimizer(watch: Stopwatch, sizes: tuple[int, ...]) -> Iterator[OperatorPoi
     for elements in sizes:
         parameter = torch.nn.Parameter(torch.randn(elements))
         parameter.grad = torch.randn(elements)
-        optimizer = torch.optim.AdamW([parameter], lr=1e-9)
+        optimizer = torch.optim.AdamW([parameter], lr=1e-9, fused=True)
         yield OperatorPoint("adamw", "fp32", elements, watch.time_s(optimizer.step))
         clip_s = watch.time_s(lambda p=parameter: torch.nn.utils.clip_grad_norm_([p], 1e9))  # type: ignore[misc]
         yield OperatorPoint("clip", "fp32", elements, clip_s)
