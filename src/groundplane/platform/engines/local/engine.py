@@ -12,8 +12,10 @@ import asyncio
 import fcntl
 import logging
 import os
+import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -38,6 +40,9 @@ from groundplane.spec.errors import InputError, InvariantError
 
 POLL_S: Final = 0.05
 """Pause between two looks at the files of all living works; a look costs a few system calls a work."""
+
+STARTER_LIMIT_S: Final = 5.0
+"""How long `close` waits for a process that is just starting a keeper."""
 
 _log = logging.getLogger(__name__)
 _ResultT = TypeVar("_ResultT")
@@ -65,6 +70,8 @@ class LocalEngine:
                 raise InputError(f"must be CPUs that this process may run on: {list(available)}", value=cpu)
         self._works_dir = Path(os.path.abspath(state_dir)) / "works"
         self._followers: dict[str, Follower] = {}
+        self._starters: list[subprocess.Popen[bytes]] = []
+        """Processes that start keepers, until they were reaped."""
         self._in_trouble: set[str] = set()
         self._on_report: Callable[[Report], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -72,6 +79,11 @@ class LocalEngine:
         self._watch_task: asyncio.Task[None] | None = None
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._lock: int | None = None
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """CPU number of each device offered."""
+        return self._devices
 
     async def open(self, on_report: Callable[[Report], None]) -> list[NodeOffer]:
         """Begins to watch; `on_report` is called in the event loop.
@@ -117,6 +129,7 @@ class LocalEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._on_report = None
         if self._thread is not None:
+            await self._in_thread(self._reap_starters)
             await asyncio.to_thread(self._thread.shutdown)
         if self._lock is not None:
             os.close(self._lock)
@@ -131,7 +144,7 @@ class LocalEngine:
 
     async def _watch(self) -> None:
         while True:
-            if self._followers:
+            if self._followers or self._starters:
                 await self._in_thread(self._poll)
             for work_id, follower in list(self._followers.items()):
                 if follower.launch.ready_url and follower.started and work_id not in self._probes:
@@ -220,7 +233,9 @@ class LocalEngine:
         if not follower.never_started or follower.folder.stop(follower.launch.fence) is not None:
             return
         try:
-            follower.watch_start(spawn_keeper(follower.folder))
+            starter = spawn_keeper(follower.folder)
+            self._starters.append(starter)
+            follower.watch_start(starter)
         except OSError as error:
             follower.start_trouble = f"no process could be started: {error}"
 
@@ -263,6 +278,7 @@ class LocalEngine:
             self._complain(follower, error)
 
     def _poll(self) -> None:
+        self._starters = [starter for starter in self._starters if starter.poll() is None]
         for work_id, follower in list(self._followers.items()):
             try:
                 self._emit(*follower.advance())
@@ -271,6 +287,11 @@ class LocalEngine:
                 self._complain(follower, error)
             if follower.gone:
                 del self._followers[work_id]
+
+    def _reap_starters(self) -> None:
+        for starter in self._starters:
+            with suppress(subprocess.TimeoutExpired):
+                starter.wait(STARTER_LIMIT_S)
 
     def _complain(self, follower: Follower, error: Exception) -> None:
         """Says once that a work cannot be followed now; the next look tries again."""

@@ -115,8 +115,6 @@ class Follower:
         """
         if self.gone:
             return []
-        if self._starter is not None:
-            self._starter.poll()  # takes its exit, so that no zombie stays
         reports: list[Report] = []
         reports += self._read_keeper_lines()
         if self.started or self._gone_line is not None:
@@ -206,6 +204,7 @@ class Follower:
     def _look_after_keeper(self) -> None:
         """A keeper that does not live is on its way, could not come, or was lost; the last two end it."""
         if self._starter is not None:
+            self._starter.poll()
             waited_s = time.monotonic() - self._starter_since_s
             if (
                 self._starter.returncode in {None, 0}
