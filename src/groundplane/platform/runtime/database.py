@@ -193,6 +193,8 @@ class Database:
 
 def all_tables() -> sa.MetaData:
     """The metadata with the tables of every room in it."""
+    import groundplane.platform.serving.tables  # noqa: F401
+
     return metadata
 
 

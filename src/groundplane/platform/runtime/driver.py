@@ -21,11 +21,12 @@ from groundplane.control import events as ev
 from groundplane.control.actions import AnyAction
 from groundplane.control.core import ControlCore
 from groundplane.control.events import AnyEvent
+from groundplane.control.journal import JournalRecord, SnapshotRecord
 from groundplane.platform.engines.contract import Engine, NodeOffer, Report
 from groundplane.platform.runtime import store
 from groundplane.platform.runtime.clock import Clock, Timers
 from groundplane.platform.runtime.database import Database
-from groundplane.platform.runtime.store import Also, Entry, LiveWork, Prepared, Record
+from groundplane.platform.runtime.store import Also, Entry, LiveWork, Prepared
 from groundplane.spec.errors import GroundplaneError, InputError, InvariantError
 
 MAX_QUEUED_EVENTS: Final = 10_000
@@ -63,7 +64,7 @@ class _Item:
         self,
         event: AnyEvent,
         also: Also | None = None,
-        done: asyncio.Future[Record] | None = None,
+        done: asyncio.Future[JournalRecord] | None = None,
         position: int | None = None,
     ) -> None:
         self.event = event
@@ -144,7 +145,7 @@ class Driver:
         for timer_id, at_ns in (await self.sql(lambda: store.pending_timers(self._database))).items():
             self._timers.set(timer_id, at_ns)
 
-    async def handle(self, event: AnyEvent, also: Also | None = None) -> Record:
+    async def handle(self, event: AnyEvent, also: Also | None = None) -> JournalRecord:
         """Hands an event to the core and waits until it is durable.
 
         Args:
@@ -160,7 +161,7 @@ class Driver:
             self.failure.result()
         if len(self._queue) >= MAX_QUEUED_EVENTS:
             raise Busy(f"{MAX_QUEUED_EVENTS} events wait to be handled; try again")
-        done: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[JournalRecord] = asyncio.get_running_loop().create_future()
         self._put(_Item(event, also, done))
         return await done
 
@@ -190,11 +191,11 @@ class Driver:
 
     def _restore(self) -> list[LiveWork]:
         last_ns = 0
-        stored = store.newest_snapshot(self._database)
-        if stored is not None:
-            self.core = ControlCore.restore(stored.payload)
-            self.seq = self._snapshot_seq = stored.seq
-            last_ns = stored.now_ns
+        snapshot = store.newest_snapshot(self._database)
+        if snapshot is not None:
+            self.core = ControlCore.restore(snapshot.payload)
+            self.seq = self._snapshot_seq = snapshot.seq
+            last_ns = snapshot.now_ns
         for record in store.records(self._database, self.seq):
             recomputed = self.core.handle(record.now_ns, record.event)
             if tuple(recomputed) != record.actions:
@@ -202,7 +203,15 @@ class Driver:
                 log.error("journal record %d replays to other actions than were recorded", record.seq)
             self.seq, last_ns = record.seq, record.now_ns
         self.clock = Clock(last_ns)
-        return store.live_works(self._database)
+        leased = {work.work_id: work.fence for work in self.core.state.works.values() if work.fence}
+        live = [
+            work
+            for work in store.live_works(self._database)
+            if leased.pop(work.action.work_id, None) == work.action.fence
+        ]
+        if leased:
+            raise InvariantError(f"the journal leases to works that no table names: {sorted(leased)}")
+        return live
 
     async def _join(self, offer: NodeOffer) -> None:
         known = self.core.state.nodes.get(offer.node_id)
@@ -243,7 +252,7 @@ class Driver:
 
     async def _handle_batch(self, batch: list[_Item]) -> None:
         entries: list[Entry] = []
-        waiting: list[tuple[asyncio.Future[Record], Record]] = []
+        waiting: list[tuple[asyncio.Future[JournalRecord], JournalRecord]] = []
         try:
             for item in batch:
                 record = self._decide(item)
@@ -266,7 +275,7 @@ class Driver:
             for action in entry.record.actions:
                 self._dispatch(action)
 
-    def _decide(self, item: _Item) -> Record | None:
+    def _decide(self, item: _Item) -> JournalRecord | None:
         """The core's answer to one event; None when it is old news or refused."""
         event = item.event
         if isinstance(
@@ -297,8 +306,9 @@ class Driver:
                 self._works[action.work_id] = _Work(action)
             elif isinstance(action, act.DrainWork) and action.work_id in self._works:
                 self._works[action.work_id].is_draining = True
-        self.seq += 1
-        return Record(seq=self.seq, now_ns=now_ns, event=event, actions=actions)
+        record = JournalRecord(seq=self.seq + 1, now_ns=now_ns, event=event, actions=actions)
+        self.seq = record.seq
+        return record
 
     def _add_endpoint(self, item: _Item, work_id: str, now_ns: int) -> None:
         work = self._works[work_id]
@@ -314,11 +324,9 @@ class Driver:
         self._put(_Item(ev.TimerFired(timer_id=timer_id)))
 
     async def _snapshot(self) -> None:
-        stored = store.Stored(
-            seq=self.seq, now_ns=self.clock.now_ns(), code_version=__version__, payload=self.core.snapshot()
-        )
-        await self.sql(lambda: store.write_snapshot(self._database, stored))
-        self._snapshot_seq = stored.seq
+        snapshot = SnapshotRecord(self.seq, self.core.state.now_ns, __version__, self.core.snapshot())
+        await self.sql(lambda: store.write_snapshot(self._database, snapshot))
+        self._snapshot_seq = snapshot.seq
 
     # Actions --------------------------------------------------------------------------------------------
 
@@ -347,10 +355,9 @@ class Driver:
         if live.prepared is None and live.stop is None:
             await self._start(action)
             return
-        if live.prepared is not None:
-            if live.stop is None:
-                await self._engine.start(live.prepared.launch)
-            await self._engine.reattach(action.work_id, action.fence)
+        await self._engine.reattach(action.work_id, action.fence)
+        if live.prepared is not None and live.stop is None:
+            await self._engine.start(live.prepared.launch)
         if live.stop is not None:
             await self._engine.stop(action.work_id, action.fence, live.stop.grace_ns)
 

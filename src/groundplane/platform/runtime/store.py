@@ -7,7 +7,7 @@ Decides nothing; all calls block and belong on the driver's writer thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from groundplane.control import actions as act
 from groundplane.control import events as ev
 from groundplane.control.actions import AnyAction, RankPlacement
-from groundplane.control.events import AnyEvent
+from groundplane.control.journal import JournalRecord, SnapshotRecord, decode_record, encode_record
 from groundplane.platform.engines.contract import Launch
 from groundplane.platform.runtime import tables
 from groundplane.platform.runtime.database import Database, upsert
@@ -26,7 +26,7 @@ from groundplane.platform.runtime.database import Database, upsert
 SNAPSHOTS_KEPT: Final = 2
 READ_BATCH: Final = 1000
 
-Also = Callable[[Connection], None]
+Also = Callable[[Connection], object]
 """Further rows to write in the transaction of an event (the spec of a job, say)."""
 
 
@@ -46,19 +46,10 @@ class Prepared(Struct, frozen=True):
     endpoint: Endpoint | None = None
 
 
-class Record(Struct, frozen=True):
-    """One line of the journal: an event as it was handled, and the actions it led to."""
-
-    seq: int
-    now_ns: int
-    event: AnyEvent
-    actions: tuple[AnyAction, ...]
-
-
 class Entry(Struct, frozen=True):
     """A record on its way into the journal, with what belongs into the same transaction."""
 
-    record: Record
+    record: JournalRecord
     position: int | None = None
     """For an event made of an engine's report: its position."""
     also: Also | None = None
@@ -74,19 +65,6 @@ class LiveWork(Struct, frozen=True):
     stop: act.StopWork | None
 
 
-class Stored(Struct, frozen=True):
-    """The newest snapshot."""
-
-    seq: int
-    now_ns: int
-    code_version: str
-    payload: bytes
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Record).decode
-
-
 def append(database: Database, entries: Sequence[Entry]) -> None:
     """Makes a batch durable, whole or not at all.
 
@@ -94,18 +72,16 @@ def append(database: Database, entries: Sequence[Entry]) -> None:
         StorageError: nothing of it was written.
     """
     with database.begin() as connection:
-        connection.execute(
-            tables.journal.insert(),
-            [
-                {
-                    "seq": entry.record.seq,
-                    "kind": type(entry.record.event).__name__,
-                    "now_ns": entry.record.now_ns,
-                    "payload": _encode(entry.record),
-                }
-                for entry in entries
-            ],
-        )
+        rows = [
+            {
+                "seq": entry.record.seq,
+                "kind": type(entry.record.event).__name__,
+                "now_ns": entry.record.now_ns,
+                "payload": encode_record(entry.record),
+            }
+            for entry in entries
+        ]
+        connection.execute(tables.journal.insert(), rows)
         for entry in entries:
             _follow_event(connection, entry)
             for action in entry.record.actions:
@@ -114,40 +90,40 @@ def append(database: Database, entries: Sequence[Entry]) -> None:
                 entry.also(connection)
 
 
-def records(database: Database, after_seq: int) -> Iterable[Record]:
-    """The journal behind `after_seq`, in order, read in batches."""
+def records(database: Database, after_seq: int = 0) -> Iterator[JournalRecord]:
+    """The journal behind `after_seq`, in order, read in batches.
+
+    Raises:
+        InputError: a record that this version does not understand.
+    """
     while True:
+        query = sa.select(tables.journal.c.payload).where(tables.journal.c.seq > after_seq)
         with database.reading() as connection:
-            payloads = connection.scalars(
-                sa.select(tables.journal.c.payload)
-                .where(tables.journal.c.seq > after_seq)
-                .order_by(tables.journal.c.seq)
-                .limit(READ_BATCH)
-            ).all()
-        if not payloads:
-            return
+            payloads = connection.scalars(query.order_by(tables.journal.c.seq).limit(READ_BATCH)).all()
         for payload in payloads:
-            record = _decode(payload)
+            record = decode_record(payload)
             after_seq = record.seq
             yield record
+        if len(payloads) < READ_BATCH:
+            return
 
 
-def newest_snapshot(database: Database) -> Stored | None:
-    """The snapshot to start from, or None for a replay from the beginning."""
+def newest_snapshot(database: Database) -> SnapshotRecord | None:
+    """The snapshot to start from, or None to replay from the beginning."""
     newest = sa.select(tables.snapshots).order_by(tables.snapshots.c.seq.desc()).limit(1)
     with database.reading() as connection:
         row = connection.execute(newest).mappings().first()
-    return Stored(**row) if row is not None else None
+    return SnapshotRecord(**row) if row is not None else None
 
 
-def write_snapshot(database: Database, stored: Stored) -> None:
+def write_snapshot(database: Database, snapshot: SnapshotRecord) -> None:
     """Keeps a snapshot and drops all but the newest few.
 
     Raises:
         StorageError: it was not written.
     """
     with database.begin() as connection:
-        upsert(tables.snapshots, connection, msgspec.structs.asdict(stored), key="seq")
+        upsert(tables.snapshots, connection, msgspec.structs.asdict(snapshot), key="seq")
         newest = sa.select(tables.snapshots.c.seq).order_by(tables.snapshots.c.seq.desc())
         kept = connection.scalars(newest.limit(SNAPSHOTS_KEPT)).all()
         connection.execute(tables.snapshots.delete().where(tables.snapshots.c.seq.not_in(kept)))

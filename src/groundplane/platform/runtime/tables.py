@@ -30,7 +30,7 @@ journal: Final = Table(
     Column("now_ns", BigInteger, nullable=False),
     Column("payload", LargeBinary, nullable=False),
 )
-"""One row an event with the actions it led to; `kind` is the event's tag, `payload` msgpack of the record."""
+"""One row an event and its actions: `kind` is the event's class, `payload` as in `control/journal.py`."""
 
 snapshots: Final = Table(
     "snapshots",
