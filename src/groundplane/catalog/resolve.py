@@ -11,14 +11,30 @@ from typing import Any, Final
 
 import msgspec
 
-from groundplane.catalog.store import SECTIONS, Catalog
-from groundplane.spec.cluster import ChipSpec, ClusterSpec, FabricSpec, ServerSpec, StorageSpec
-from groundplane.spec.errors import InputError, unknown_name
+from groundplane.catalog.store import SECTIONS, Catalog, singular
+from groundplane.spec.cluster import (
+    CardSpec,
+    ChipSpec,
+    ClusterSpec,
+    FabricSpec,
+    ServerSpec,
+    StorageSpec,
+    SwitchSpec,
+)
+from groundplane.spec.errors import InputError, nearest_name, unknown_name
 from groundplane.spec.huggingface import llm_from_config, load_llm
 from groundplane.spec.llm import LlmSpec
-from groundplane.spec.load import Lines, from_data, read_data
+from groundplane.spec.load import Lines, from_data, placed, read_data
 
 _FILE_SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
+_STRUCTS: Final[dict[str, type]] = {
+    "chips": ChipSpec,
+    "servers": ServerSpec,
+    "fabrics": FabricSpec,
+    "storages": StorageSpec,
+    "cards": CardSpec,
+    "switches": SwitchSpec,
+}
 _COUNTED: Final = re.compile(r"^(?P<name>.+?)(?P<sign>[x-])(?P<count>[1-9]\d{0,6})$")
 
 
@@ -43,7 +59,7 @@ def load_cluster(path: str | Path, *, catalog: Catalog | None = None) -> Cluster
     """A cluster file, in which chip, server, fabric and storage may be names of the catalogue.
 
     Each may also be a mapping with `base: NAME` and what differs. `catalog: FILE` (or a list, relative
-    to this file) and the sections `chips`, `servers`, `fabrics`, `storages` add entries of the user's own.
+    to this file) and sections such as `chips` and `servers` add entries of the user's own.
 
     Raises:
         InputError: with file, line and field.
@@ -52,52 +68,54 @@ def load_cluster(path: str | Path, *, catalog: Catalog | None = None) -> Cluster
     file = str(path)
     if not isinstance(data, Mapping):
         raise InputError("must be a mapping", file=file)
+    _check_top(data, file, lines)
     known = _own_entries(data, catalog or Catalog.shipped(), Path(path), lines)
     kept = {key: value for key, value in data.items() if key not in SECTIONS and key != "catalog"}
     try:
         complete = _expand_cluster(kept, known)
     except InputError as error:
-        raise error.at(file=file, line=lines.get(error.field or "")) from None
+        raise placed(error, file, lines) from None
     return from_data(complete, ClusterSpec, file=file, lines=lines)
 
 
-def resolve_chip(name: str, *, catalog: Catalog | None = None) -> ChipSpec:
-    """A chip of the catalogue by name or alias.
+def resolve_entry(section: str, name: str, *, catalog: Catalog | None = None) -> Any:
+    """An entry of any section as its struct, by name or alias.
 
     Raises:
-        InputError: unknown name, with the nearest.
+        InputError: unknown section or name (with the nearest), or an entry that is wrong.
     """
-    return from_data((catalog or Catalog.shipped()).entry("chips", name), ChipSpec)
+    known = catalog or Catalog.shipped()
+    if section not in SECTIONS:
+        raise unknown_name("section", section, SECTIONS)
+    data = known.entry(section, name)
+    if section == "servers":
+        data = _with_chip(data, known)
+        data.pop("fabric", None)
+    return from_data(data, _STRUCTS[section])
+
+
+def resolve_chip(name: str, *, catalog: Catalog | None = None) -> ChipSpec:
+    """A chip of the catalogue; errors as `resolve_entry`."""
+    chip: ChipSpec = resolve_entry("chips", name, catalog=catalog)
+    return chip
 
 
 def resolve_server(name: str, *, catalog: Catalog | None = None) -> ServerSpec:
-    """A server of the catalogue by name or alias.
-
-    Raises:
-        InputError: unknown name, with the nearest.
-    """
-    known = catalog or Catalog.shipped()
-    data = _expand_server(name, known)
-    data.pop("fabric", None)
-    return from_data(data, ServerSpec)
+    """A server of the catalogue; errors as `resolve_entry`."""
+    server: ServerSpec = resolve_entry("servers", name, catalog=catalog)
+    return server
 
 
 def resolve_fabric(name: str, *, catalog: Catalog | None = None) -> FabricSpec:
-    """A fabric of the catalogue by name or alias.
-
-    Raises:
-        InputError: unknown name, with the nearest.
-    """
-    return from_data((catalog or Catalog.shipped()).entry("fabrics", name), FabricSpec)
+    """A fabric of the catalogue; errors as `resolve_entry`."""
+    fabric: FabricSpec = resolve_entry("fabrics", name, catalog=catalog)
+    return fabric
 
 
 def resolve_storage(name: str, *, catalog: Catalog | None = None) -> StorageSpec:
-    """Shared storage of the catalogue by name or alias.
-
-    Raises:
-        InputError: unknown name, with the nearest.
-    """
-    return from_data((catalog or Catalog.shipped()).entry("storages", name), StorageSpec)
+    """Shared storage of the catalogue; errors as `resolve_entry`."""
+    storage: StorageSpec = resolve_entry("storages", name, catalog=catalog)
+    return storage
 
 
 def resolve_llm(name_or_path: str | Path) -> LlmSpec:
@@ -133,6 +151,15 @@ def model_entry(name: str) -> dict[str, Any]:
     return {"name": true_name, **json.loads(file.read_text("utf-8"))}
 
 
+def _check_top(data: Mapping[str, Any], file: str, lines: Lines) -> None:
+    """Refuses a misspelt top-level field before any name is looked up: `chipz` would hide what it defines."""
+    fields = [field.encode_name for field in msgspec.structs.fields(ClusterSpec)]
+    for key in data:
+        if key not in (*fields, "kind", "catalog", *SECTIONS):
+            near = nearest_name(str(key), (*fields, "catalog", *SECTIONS))
+            raise InputError("unknown field", file=file, line=lines.get(key), field=str(key), nearest=near)
+
+
 def _own_entries(data: Mapping[str, Any], known: Catalog, path: Path, lines: Lines) -> Catalog:
     listed = data.get("catalog", [])
     for item in [listed] if isinstance(listed, str) else listed:
@@ -140,9 +167,33 @@ def _own_entries(data: Mapping[str, Any], known: Catalog, path: Path, lines: Lin
             raise InputError(
                 "must be a file name", file=str(path), line=lines.get("catalog"), field="catalog"
             )
-        known = known.with_file(path.parent / item)
-    sections = {key: value for key, value in data.items() if key in SECTIONS}
-    return known.with_sections(sections, file=str(path), lines=lines) if sections else known
+        known = catalog_with_file(path.parent / item, known)
+    return _with_checked(
+        {key: value for key, value in data.items() if key in SECTIONS}, known, str(path), lines
+    )
+
+
+def catalog_with_file(path: str | Path, catalog: Catalog | None = None) -> Catalog:
+    """A catalogue with a file of a user's own entries added, every one of them checked.
+
+    Raises:
+        InputError: with file, line and field.
+    """
+    data, lines = read_data(path)
+    return _with_checked(data, catalog or Catalog.shipped(), str(path), lines)
+
+
+def _with_checked(data: Any, known: Catalog, file: str, lines: Lines) -> Catalog:
+    together = known.with_sections(data, file=file, lines=lines)
+    for section, entries in data.items():
+        for name in entries:
+            try:
+                resolve_entry(section, str(name), catalog=together)
+            except InputError as error:
+                field = ".".join(part for part in (section, str(name), error.field) if part)
+                inner = InputError(error.rule, field=field, value=error.value, nearest=error.nearest)
+                raise placed(inner, file, lines) from None
+    return together
 
 
 def _expand_cluster(data: dict[str, Any], known: Catalog) -> dict[str, Any]:
@@ -161,9 +212,12 @@ def _expand_cluster(data: dict[str, Any], known: Catalog) -> dict[str, Any]:
 
 
 def _expand_server(value: Any, known: Catalog) -> Any:
-    server = _within("server", lambda: known.expand("servers", value))
+    return _within("server", lambda: _with_chip(known.expand("servers", value), known))
+
+
+def _with_chip(server: Any, known: Catalog) -> Any:
     if isinstance(server, dict) and "chip" in server:
-        server["chip"] = _within("server.chip", lambda: known.expand("chips", server["chip"]))
+        return {**server, "chip": _within("chip", lambda: known.expand("chips", server["chip"]))}
     return server
 
 
@@ -186,17 +240,17 @@ def _preset(text: str, known: Catalog) -> ClusterSpec:
     for section in ("servers", "chips"):
         if known.has(section, text):
             raise InputError(
-                f"names a {section.removesuffix('s')}, not a cluster: say how many",
+                f"names a {singular(section)}, not a cluster: say how many",
                 value=text,
                 nearest=f"{text}x8",
             )
     base = match["name"] if match is not None else text
     suffix = text[len(base) :] if match is not None else "x8"
-    error = unknown_name("cluster", base, [*known.names("servers"), *known.names("chips")])
+    near = nearest_name(base, known.all_names("servers") + known.all_names("chips"))
     raise InputError(
         "no such file, and no preset: a preset is CHIPxN or SERVERxN, with names from `groundplane catalog`",
         value=text,
-        nearest=f"{error.nearest}{suffix}" if error.nearest else None,
+        nearest=f"{near}{suffix}" if near else None,
     )
 
 

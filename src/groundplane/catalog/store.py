@@ -1,6 +1,6 @@
 """The catalogue's data: read when first asked for, by name, with files of a user's own on top.
 
-A section ("chips", "servers", "fabrics", "storages") maps names to plain data as a person would write it in
+A section ("chips", "servers", "fabrics", ...) maps names to plain data as a person would write it in
 a cluster file. An entry may say `base: NAME` and then states only what differs. Knows of no formula.
 """
 
@@ -9,15 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from importlib import resources
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from groundplane.spec.errors import InputError, unknown_name
-from groundplane.spec.load import Lines, read_data
+from groundplane.spec.errors import InputError, nearest_name, unknown_name
+from groundplane.spec.load import Lines
 
-SECTIONS: Final = ("chips", "servers", "fabrics", "storages")
+SECTIONS: Final = ("chips", "servers", "fabrics", "storages", "cards", "switches")
 MAX_BASES: Final = 8
 """Longest chain of `base:`; a longer one is a circle."""
 
@@ -26,7 +25,7 @@ _OWN_KEYS: Final = ("aliases", "default_server", "base")
 
 
 class Catalog:
-    """Named entries by section; immutable. Use `Catalog.shipped()` and `with_file`."""
+    """Named entries by section; immutable. `shipped()` gives ours, `resolve.catalog_with_file` adds a user's."""
 
     def __init__(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
         self._sections = {section: dict(sections.get(section, {})) for section in SECTIONS}
@@ -36,15 +35,6 @@ class Catalog:
     def shipped() -> Catalog:
         """The catalogue inside this package."""
         return _shipped()
-
-    def with_file(self, path: str | Path) -> Catalog:
-        """This catalogue with the sections of a YAML, TOML or JSON file added; its entries win.
-
-        Raises:
-            InputError: unreadable file, or unknown sections in it.
-        """
-        data, lines = read_data(path)
-        return self.with_sections(data, file=str(path), lines=lines)
 
     def with_sections(self, data: Any, *, file: str | None = None, lines: Lines | None = None) -> Catalog:
         """This catalogue with the sections in `data` added; its entries win.
@@ -75,6 +65,10 @@ class Catalog:
         """All names of a section, as the files order them."""
         return list(self._sections[section])
 
+    def all_names(self, section: str) -> list[str]:
+        """Names and aliases of a section, in lower case."""
+        return list(self._aliases[section])
+
     def has(self, section: str, name: str) -> bool:
         """Whether the name or alias is known."""
         return name.casefold() in self._aliases[section]
@@ -87,7 +81,9 @@ class Catalog:
         """
         found = self._aliases[section].get(name.casefold())
         if found is None:
-            raise unknown_name(section.removesuffix("s"), name, self._sections[section])
+            error = unknown_name(singular(section), name, self._sections[section])
+            near = nearest_name(name, self._aliases[section])
+            raise InputError(error.rule, value=name, nearest=near)
         return found
 
     def entry(self, section: str, name: str) -> dict[str, Any]:
@@ -135,6 +131,11 @@ class Catalog:
         return [
             str(alias) for alias in self._sections[section][self.true_name(section, name)].get("aliases", ())
         ]
+
+
+def singular(section: str) -> str:
+    """What one entry of a section is called."""
+    return section.removesuffix("es" if section == "switches" else "s")
 
 
 def parse_yaml(text: str) -> Any:

@@ -219,7 +219,7 @@ def deepseek(read: ConfigReader) -> LlmSpec:
         for index in range(read.integer("num_hidden_layers"))
     ]
     predicted = read.integer("num_nextn_predict_layers", default=0, least=0)
-    left_out = (f"multi-token prediction ({predicted} layers)",) if predicted else ()
+    left_out = (f"multi-token prediction ({predicted} layer{'s' * (predicted > 1)})",) if predicted else ()
     return assemble(read, layers, left_out=left_out)
 
 

@@ -143,8 +143,10 @@ class ChipSpec(Struct, frozen=True, forbid_unknown_fields=True):
                 raise unknown_name("number format", dtype, DTYPES, field="peak")
         if not self.peak_flops_per_s:
             raise InputError("must have the peak of at least one number format", field="peak")
-        if self.memory_bytes <= 0:
-            raise InputError("must be positive", field="memory", value=self.memory_bytes)
+        if self.memory_bytes < 2**20:
+            raise InputError(
+                "must be at least 1 MiB (a bare number is bytes)", field="memory", value=self.memory_bytes
+            )
 
     def peak(self, dtype: str) -> float:
         """Dense peak in FLOP/s for a number format.
@@ -174,8 +176,36 @@ _STANDS_IN: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+class CardSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """One model of network card; `rate` is all its ports together, one direction."""
+
+    name: Name
+    kind: LinkKind
+    rate_bytes_per_s: BytesPerSecond = msgspec.field(name="rate")
+    ports: PositiveInt = 1
+    pcie_bytes_per_s: BytesPerSecond | None = msgspec.field(default=None, name="pcie")
+    power_w: Watts | None = msgspec.field(default=None, name="power")
+    sources: dict[str, str] = {}
+
+
+class SwitchSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """One model of switch: `ports` of `rate` each in one direction, `latency` from port to port."""
+
+    name: Name
+    kind: LinkKind
+    ports: PositiveInt
+    rate_bytes_per_s: BytesPerSecond = msgspec.field(name="rate")
+    latency_s: Seconds = msgspec.field(name="latency")
+    in_network_reduction: bool = False
+    power_w: Watts | None = msgspec.field(default=None, name="power")
+    sources: dict[str, str] = {}
+
+
 class NicSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """The network cards of one server: `count` of them, each with `rate` in one direction."""
+    """The network cards of one server: `count` of them, each with `rate` in one direction.
+
+    `model` names a card of the catalogue where it is known.
+    """
 
     count: PositiveInt
     rate_bytes_per_s: BytesPerSecond = msgspec.field(name="rate")

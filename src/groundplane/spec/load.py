@@ -88,12 +88,13 @@ def from_data(
         plain = _prepare(data, shapes.type_info(struct), "", bare)
         return msgspec.convert(plain, struct)
     except InputError as error:
-        raise _placed(error, file, lines) from None
+        raise placed(error, file, lines) from None
     except msgspec.ValidationError as error:
-        raise _placed(_from_msgspec(error, data, shapes.type_info(struct)), file, lines) from None
+        raise placed(_from_msgspec(error, data, shapes.type_info(struct)), file, lines) from None
 
 
-def _placed(error: InputError, file: str | None, lines: Lines | None) -> InputError:
+def placed(error: InputError, file: str | None, lines: Lines | None) -> InputError:
+    """The error with its file, and the line of its field or of the nearest thing around it that has one."""
     line = None
     path = error.field or ""
     while lines and line is None:
@@ -191,7 +192,26 @@ def _from_msgspec(error: msgspec.ValidationError, data: Any, shape: Any) -> Inpu
     value, description = _look_up(data, shape, path)
     if description and "regex" in rule:
         rule = f"must be {description}"
+    rule = _in_words(rule)
     return InputError(rule, field=path or None, value=value)
+
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+}
+
+
+def _in_words(rule: str) -> str:
+    """Msgspec's "expected `int` >= 1, got `str`" as "must be a whole number >= 1"."""
+    match = re.match(r"expected `(\w+)(?: \| (?:null|\w+))*`( [<>]=? ?\S+)?(?:, got `\w+`)?$", rule)
+    if match is None or match[1] not in _WORDS:
+        return rule
+    return f"must be {_WORDS[match[1]]}{match[2] or ''}"
 
 
 def _look_up(data: Any, shape: Any, path: str) -> tuple[Any, str | None]:
