@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
-from engine_harness import left_behind
+from engine_harness import Harness, left_behind
+
+from groundplane.platform.engines.contract import Engine
 
 
 @pytest.fixture
@@ -21,3 +23,17 @@ def tag() -> Iterator[str]:
         with suppress(ProcessLookupError):
             os.kill(pid, 9)
     assert left == []
+
+
+@pytest.fixture
+def new_harness(tag: str) -> Iterator[Callable[[Engine], Harness]]:
+    """Opens an engine in a harness, and closes what the test has not closed."""
+    made: list[Harness] = []
+
+    def new(engine: Engine) -> Harness:
+        made.append(Harness(engine, tag))
+        return made[-1]
+
+    yield new
+    for harness in made:
+        harness.close()

@@ -144,7 +144,7 @@ class EngineContract:
         assert not ran.exists()
 
     def test_progress_gives_ready_and_checkpoints(self, harness: Harness) -> None:
-        lines = r'{"step": 1, "loss": 2.5}\n{"step": 2}\n{"checkpoint": 2}\nnot json\n{"checkpoint": 3}\n{"torn'
+        lines = r'{"step": 1, "loss": 2.5}\n{"step": 2}\n{"checkpoint": 2}\nword\n{"checkpoint": 3}\n{"torn'
         harness.start(
             harness.launch("w.a1", shell(f"printf '{lines}' >> \"$GROUNDPLANE_WORK_DIR/progress.jsonl\""))
         )

@@ -35,7 +35,11 @@ class Harness:
         self.loop = asyncio.new_event_loop()
         self.loop_errors: list[dict[str, object]] = []
         self.loop.set_exception_handler(lambda _, context: self.loop_errors.append(context))
-        self.offers: list[NodeOffer] = self.loop.run_until_complete(engine.open(self.reports.append))
+        try:
+            self.offers: list[NodeOffer] = self.loop.run_until_complete(engine.open(self.reports.append))
+        except BaseException:
+            self.loop.close()
+            raise
 
     def launch(
         self,

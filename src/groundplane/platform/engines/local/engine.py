@@ -35,8 +35,13 @@ from groundplane.platform.engines.local.launching import (
     spawn_keeper,
     write_launch,
 )
+from groundplane.platform.engines.local.ranks import FOLDER_VARIABLE
+from groundplane.platform.engines.local.remains import end_marked
 from groundplane.platform.engines.local.sweep import signal_keeper
 from groundplane.spec.errors import InputError, InvariantError
+
+WITHOUT_FILES_POSITION: Final = 2**31 - 1
+"""Position of a `gone` of a work that has no seen.jsonl: behind all that was ever reported of it."""
 
 POLL_S: Final = 0.05
 """Pause between two looks at the files of all living works; a look costs a few system calls a work."""
@@ -207,7 +212,7 @@ class LocalEngine:
             write_launch(folder, file)
         except (LaunchRefused, OSError) as error:
             detail = f"cannot prepare the start: {error}" if isinstance(error, OSError) else str(error)
-            self._emit(Report(launch.work_id, launch.fence, 1, "gone", outcome="start_failed", detail=detail))
+            self._emit(_start_failed(launch, detail))
             return
         self._follow(Follower(folder, file))
 
@@ -255,6 +260,9 @@ class LocalEngine:
             except OSError as error:
                 # A full disk must not keep a work running: the signal alone stops it.
                 _log.warning("the order to stop %s cannot be written: %s", work_id, error)
+        if launch is None and end_marked(f"{FOLDER_VARIABLE}={folder.path}", ()):
+            _log.warning("processes of %s, whose files were deleted, cannot be ended", work_id)
+            return
         if launch is None or launch.fence != fence:
             self._emit(_stopped_before_start(work_id, fence))
             return
@@ -263,6 +271,10 @@ class LocalEngine:
         signal_keeper(folder)
 
     def _reattach(self, work_id: str, fence: int) -> None:
+        try:
+            check_work_id(work_id)
+        except LaunchRefused:
+            return
         folder = self._folder(work_id)
         launch = folder.launch()
         if launch is None or launch.fence != fence:
@@ -305,7 +317,13 @@ class LocalEngine:
 
 
 def _stopped_before_start(work_id: str, fence: int) -> Report:
-    return Report(work_id, fence, 1, "gone", outcome="stopped", detail="stopped before it started")
+    detail = "stopped before it started"
+    return Report(work_id, fence, WITHOUT_FILES_POSITION, "gone", outcome="stopped", detail=detail)
+
+
+def _start_failed(launch: Launch, detail: str) -> Report:
+    position = WITHOUT_FILES_POSITION
+    return Report(launch.work_id, launch.fence, position, "gone", outcome="start_failed", detail=detail)
 
 
 def _lock_works(works_dir: Path) -> int:

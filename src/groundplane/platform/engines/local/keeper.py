@@ -84,7 +84,7 @@ class Keeper:
             self._say(
                 gone or KeeperLine("gone", time.time_ns(), outcome="failed", detail=self._own_trouble())
             )
-            while self._unwritten:
+            while self._unwritten and self._folder.path.exists():
                 time.sleep(RETRY_S)
                 self._write()
 
@@ -120,6 +120,11 @@ class Keeper:
                 return KeeperLine("gone", 0, outcome="succeeded"), LEFTOVER_GRACE_S
             if self._stop_wanted():
                 return KeeperLine("gone", 0, outcome="stopped"), self._grace_s()
+            if not self._folder.launch_path.exists():
+                # Somebody deleted the state folder: nobody could ever ask for this work again.
+                return KeeperLine(
+                    "gone", 0, outcome="stopped", detail="its folder was deleted"
+                ), SIGNAL_GRACE_S
             now_s = time.monotonic()
             if now_s >= next_memory_look_s:
                 excess = self._guard.excess(self._rank_of_pid)
@@ -160,7 +165,9 @@ class Keeper:
             self._reap()
             left = self._tree()
             if not left and not self._has_children:
-                left = processes.marked(processes.scan(), self._launch.token, tuple(self._rank_of_pid))
+                left = processes.marked(
+                    processes.scan(), ranks.tree_mark(self._launch.token), tuple(self._rank_of_pid)
+                )
                 if not left:
                     return
             if time.monotonic() - begun_s >= min(

@@ -13,9 +13,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-TREE_VARIABLE: Final = "GROUNDPLANE_TREE"
-"""Environment variable with a work's random token: what marks its processes wherever they wander."""
-
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -72,20 +69,25 @@ def descendants(processes: Iterable[Process], ancestor_pid: int) -> list[Process
     return [process for process in found if process.state not in {"Z", "X"}]
 
 
-def marked(processes: Iterable[Process], token: str, session_ids: Iterable[int] = ()) -> list[Process]:
-    """Processes that carry a work's token in their environment, or belong to a session of one of its ranks.
+def marked(processes: Iterable[Process], mark: str, session_ids: Iterable[int] = ()) -> list[Process]:
+    """Processes that have an entry in their environment, or belong to one of some sessions; zombies left out.
 
-    The second finds programs that write their title over their environment. A session's number is not given
-    out again while a member lives, so a member of a rank's session is of that rank's work.
+    Sessions find programs that write their title over their environment. A session's number is not given out
+    again while a member lives, so a member of a rank's session is of that rank's work.
+
+    Args:
+        processes: what `scan` gave.
+        mark: the whole entry, `NAME=value`.
+        session_ids: pids of session leaders, such as ranks.
     """
-    needle = f"{TREE_VARIABLE}={token}".encode()
+    entry = mark.encode()
     sessions = frozenset(session_ids)
     own_pid = os.getpid()
     found = []
     for process in processes:
         if process.pid == own_pid or process.state in {"Z", "X"}:
             continue
-        if process.session_id in sessions or needle in _environment(process.pid):
+        if process.session_id in sessions or entry in _environment(process.pid).split(b"\0"):
             found.append(process)
     return found
 

@@ -14,16 +14,25 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from groundplane.platform.engines.local.folder import LaunchFile, WorkFolder
-from groundplane.platform.engines.local.processes import TREE_VARIABLE
+
+TREE_VARIABLE: Final = "GROUNDPLANE_TREE"
+"""Holds a work's random token: what marks its processes wherever they wander."""
+
+FOLDER_VARIABLE: Final = "GROUNDPLANE_WORK_DIR"
+"""Holds the work's folder, where rank 0 writes progress.jsonl."""
 
 RANK_VARIABLE: Final = "GROUNDPLANE_RANK"
 WORK_VARIABLE: Final = "GROUNDPLANE_WORK"
-FOLDER_VARIABLE: Final = "GROUNDPLANE_WORK_DIR"
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _OOM_SCORE: Final = "500"
 """When the kernel runs out of memory it should end a rank before the control plane."""
+
+
+def tree_mark(token: str) -> str:
+    """The entry in the environment of every process of a work."""
+    return f"{TREE_VARIABLE}={token}"
 
 
 class RankStartError(Exception):

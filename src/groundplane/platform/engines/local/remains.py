@@ -13,6 +13,7 @@ import msgspec
 
 from groundplane.platform.engines.local import processes
 from groundplane.platform.engines.local.folder import KeeperLine, LaunchFile, LineLog, WorkFolder
+from groundplane.platform.engines.local.ranks import tree_mark
 
 END_LIMIT_S: Final = 5.0
 """How long one call tries to end what is left; a process that hangs in the kernel needs another call."""
@@ -21,16 +22,16 @@ _PAUSE_S: Final = 0.02
 
 
 def end_marked(
-    token: str, session_ids: tuple[int, ...], limit_s: float = END_LIMIT_S
+    mark: str, session_ids: tuple[int, ...], limit_s: float = END_LIMIT_S
 ) -> list[processes.Process]:
-    """Kills every process of a work and returns those that are still there after `limit_s`, best none.
+    """Kills every process with a mark and returns those that are still there after `limit_s`, best none.
 
     A process may fork between being seen and being killed, so that only two empty looks in a row are proof.
     """
     deadline_s = time.monotonic() + limit_s
     num_empty_looks = 0
     while True:
-        left = processes.marked(processes.scan(), token, session_ids)
+        left = processes.marked(processes.scan(), mark, session_ids)
         num_empty_looks = 0 if left else num_empty_looks + 1
         if num_empty_looks == 2 or time.monotonic() > deadline_s:
             return left
@@ -66,7 +67,7 @@ def close_without_keeper(folder: WorkFolder, launch: LaunchFile, trouble: str = 
         same_boot = (keeper.boot_id if keeper else launch.boot_id) == processes.boot_id()
         # A number means nothing in another boot: whatever ran then is gone.
         session_ids = tuple(pid for line in lines for pid in line.pids)
-        if same_boot and end_marked(launch.token, session_ids):
+        if same_boot and end_marked(tree_mark(launch.token), session_ids):
             return False
         gone = _verdict(folder, launch, lines, same_boot=same_boot, trouble=trouble)
         LineLog(folder.reports_path).append(msgspec.json.encode(gone))
