@@ -133,14 +133,14 @@ def summarize(result: ProbeResult) -> dict[str, Any]:
     """What was found, for programs; the points themselves are in the cluster file."""
     import msgspec
 
-    machine, chip = result.machine, result.cluster.chip
+    machine, chip, disk = result.machine, result.cluster.chip, result.cluster.server.disk
     return {
         "machine": msgspec.to_builtins(machine),
         "peak_flops_per_s": chip.peak_flops_per_s,
         "memory_bytes_per_s": chip.memory_bytes_per_s,
         "launch_overhead_s": chip.launch_overhead_s,
-        "disk": msgspec.to_builtins(result.cluster.server.disk),
-        "collectives": msgspec.to_builtins(result.cluster.collectives),
+        "disk": None if disk is None else msgspec.structs.asdict(disk),
+        "collectives": [msgspec.structs.asdict(point) for point in result.cluster.collectives],
         "software": chip.measured.software if chip.measured is not None else {},
         "stolen_share": round(result.stolen_share, 3),
     }
