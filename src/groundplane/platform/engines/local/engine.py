@@ -293,7 +293,8 @@ class LocalEngine:
         self._starters = [starter for starter in self._starters if starter.poll() is None]
         for work_id, follower in list(self._followers.items()):
             try:
-                self._emit(*follower.advance())
+                for report in follower.advance():
+                    self._emit(report)
                 self._in_trouble.discard(work_id)
             except (OSError, msgspec.MsgspecError) as error:
                 self._complain(follower, error)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
@@ -107,29 +108,27 @@ class Follower:
             and processes.is_alive(keeper.pid, keeper.start_ticks)
         )
 
-    def advance(self) -> list[Report]:
+    def advance(self) -> Iterator[Report]:
         """What is new since the last call. Notices a lost keeper, ends what it left, and says so.
+
+        Each report is in seen.jsonl before it is yielded, and none is lost when a later one fails.
 
         Raises:
             OSError: a file cannot be read or written now; the next call goes on from the same place.
         """
         if self.gone:
-            return []
-        reports: list[Report] = []
-        reports += self._read_keeper_lines()
+            return
+        yield from self._read_keeper_lines()
         if self.started or self._gone_line is not None:
-            reports += self._read_progress()
+            yield from self._read_progress()
         if self._gone_line is not None:
             # The keeper ends right after its last line; until then a process of the work is left.
             if not self.keeper_alive():
-                reports += self._read_progress()
+                yield from self._read_progress()
                 line = self._gone_line
-                reports.append(
-                    self._add("gone", outcome=line.outcome, exit_code=line.exit_code, detail=line.detail)
-                )
+                yield self._add("gone", outcome=line.outcome, exit_code=line.exit_code, detail=line.detail)
         elif not self.keeper_alive():
             self._look_after_keeper()
-        return reports
 
     def note_ready(self, ready: bool) -> list[Report]:
         """Records that a replica began or ceased to answer; nothing new gives no report."""
@@ -139,33 +138,28 @@ class Follower:
 
     # Reading -------------------------------------------------------------------------------------------
 
-    def _read_keeper_lines(self) -> list[Report]:
-        reports = []
+    def _read_keeper_lines(self) -> Iterator[Report]:
         if self._gone_line is not None:
-            return []
+            return
         for content, end in self._reports_tail.new_lines():
             line = msgspec.json.decode(content, type=KeeperLine)
-            self._reports_tail.offset = end
             if line.what == "started" and not self.started:
-                reports.append(self._add("started"))
+                yield self._add("started")
             elif line.what == "gone":
                 self._gone_line = line
-        return reports
+            self._reports_tail.offset = end
 
-    def _read_progress(self) -> list[Report]:
-        reports = []
+    def _read_progress(self) -> Iterator[Report]:
         while lines := self._progress_tail.new_lines():
             for content, end in lines:
-                self._progress_tail.offset = end
-                try:
-                    line = msgspec.json.decode(content, type=_ProgressLine)
-                except msgspec.DecodeError:
-                    continue  # the rank's own words: what cannot be read says nothing
+                line = _progress_line(content)
+                # Read again after a crash, a step gives no second `ready`; a checkpoint would be told twice,
+                # were the line not counted as read with it.
                 if line.step is not None and self.launch.kind == "attempt" and not self.ready:
-                    reports.append(self._add("ready"))
+                    yield self._add("ready")
                 if line.checkpoint is not None:
-                    reports.append(self._add("checkpoint", step=line.checkpoint))
-        return reports
+                    yield self._add("checkpoint", step=line.checkpoint, progress_bytes=end)
+                self._progress_tail.offset = end
 
     def _add(
         self,
@@ -175,10 +169,10 @@ class Follower:
         exit_code: int = 0,
         step: int = 0,
         detail: str = "",
+        progress_bytes: int | None = None,
     ) -> Report:
-        seen = _Seen(
-            what, self._reports_tail.offset, self._progress_tail.offset, outcome, exit_code, step, detail
-        )
+        read_bytes = self._progress_tail.offset if progress_bytes is None else progress_bytes
+        seen = _Seen(what, self._reports_tail.offset, read_bytes, outcome, exit_code, step, detail)
         self._log.append(msgspec.json.encode(seen))
         self._num_reports += 1
         return self._note(seen, self._num_reports)
@@ -219,6 +213,14 @@ class Follower:
         if self.keeper() is None and not self.start_trouble and not ordered:
             return  # launched, never started: waits for a start or a stop
         close_without_keeper(self.folder, self.launch, self.start_trouble)
+
+
+def _progress_line(content: bytes) -> _ProgressLine:
+    """A line in the rank's own words: what cannot be understood says nothing."""
+    try:
+        return msgspec.json.decode(content, type=_ProgressLine)
+    except msgspec.DecodeError:
+        return _ProgressLine()
 
 
 class _Tail:
