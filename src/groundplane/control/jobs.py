@@ -114,14 +114,18 @@ class Jobs:
         elif intent == "time_limit":
             self._end(job, "failed", "failed", work.stop_reason)
         else:
-            job.lost_fence = work.fence
+            job.lost_work_id, job.lost_fence = work.work_id, work.fence
             self._recover(job, work.stop_reason or detail or outcome)
 
     def late_report(self, event: WorkGone) -> None:
         """News of an attempt that was given up with its node. That it had succeeded is still true."""
         job = self._context.state.jobs.get(event.work_id.rpartition(".a")[0])
-        is_last_lost = job is not None and job.lost_fence == event.fence and job.state not in JOB.final
-        if job is None or not is_last_lost or event.outcome != "succeeded":
+        if (
+            job is None
+            or job.state in JOB.final
+            or (job.lost_work_id, job.lost_fence) != (event.work_id, event.fence)
+            or event.outcome != "succeeded"
+        ):
             self._context.ignore("report on a work that is gone")
         else:
             self._stop(

@@ -106,6 +106,7 @@ class Job(Struct, forbid_unknown_fields=True):
     restarts_used: int = 0
     restarts_in_row: int = 0
     work_id: str = ""
+    lost_work_id: str = ""
     lost_fence: int = 0
     first_started_ns: int = -1
     ended_ns: int = -1

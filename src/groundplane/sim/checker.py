@@ -1,0 +1,289 @@
+"""The judge of a simulation: its own books, kept from events, actions and the real processes only.
+
+It shares no code with the control core's ledger. After every event it compares its books with the core's:
+no device in two works that may be alive, whole gangs only, no lease lost or leaked, fences that only grow,
+budgets kept, every accelerator-nanosecond in exactly one account, each job ended once and truthfully.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from groundplane.control.actions import AnyAction, JobEnded, StartWork
+from groundplane.control.core import ControlCore
+from groundplane.control.events import (
+    AnyEvent,
+    Gang,
+    JobSubmitted,
+    NodeBack,
+    NodeCordoned,
+    NodeFenced,
+    NodeJoined,
+    NodeSilent,
+    NodeUncordoned,
+    RestartPolicy,
+    ServiceDeployed,
+    WorkGone,
+)
+from groundplane.sim.engine import SimEngine
+from groundplane.spec.errors import GroundplaneError
+
+
+class ViolationError(GroundplaneError):
+    """An invariant of the control core does not hold."""
+
+
+@dataclass
+class _Node:
+    """What the news so far allow to believe of a node."""
+
+    boot: int
+    num_devices: int
+    memory_bytes: int
+    joined_ns: int
+    is_silent: bool = False
+    is_fenced: bool = False
+    is_cordoned: bool = False
+    free_memory_bytes: int = 0
+    holders: list[str] = field(default_factory=list)
+    held_since_ns: list[int] = field(default_factory=list)
+    held_ns: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Job:
+    gang: Gang
+    restart: RestartPolicy
+    num_starts: int = 0
+    not_before_ns: int = 0
+    ended: str = ""
+
+
+@dataclass
+class _Work:
+    action: StartWork
+    gang: Gang
+    places: list[tuple[str, int]]
+    lost_nodes: list[str] = field(default_factory=list)
+
+
+class Checker:
+    """Watches one control plane; raises `ViolationError` at the first thing that is wrong."""
+
+    def __init__(self, engine: SimEngine) -> None:
+        self._engine = engine
+        self._nodes: dict[str, _Node] = {}
+        self._jobs: dict[str, _Job] = {}
+        self._replica_gangs: dict[tuple[str, int], Gang] = {}
+        self._works: dict[str, _Work] = {}
+        self._seen_works: dict[str, int] = {}
+        self._last_fence = 0
+
+    @property
+    def num_leases(self) -> int:
+        """Devices that may be in use."""
+        return sum(len(work.places) for work in self._works.values())
+
+    @property
+    def open_jobs(self) -> list[str]:
+        """Jobs that were submitted and have not ended."""
+        return [job_id for job_id, job in self._jobs.items() if not job.ended]
+
+    def check(self, now_ns: int, event: AnyEvent, actions: list[AnyAction], core: ControlCore) -> None:
+        """Takes note of an event and its actions, then compares all books.
+
+        Raises:
+            ViolationError: something is wrong.
+        """
+        self._note_event(now_ns, event)
+        for action in actions:
+            if isinstance(action, StartWork):
+                self._note_start(now_ns, action)
+            elif isinstance(action, JobEnded):
+                self._note_end(action)
+        self._compare(now_ns, core)
+
+    def conflict(self, message: str) -> None:
+        """The engine was told to start a process on a device that another process holds."""
+        raise ViolationError(f"two works on one device: {message}")
+
+    def check_over(self, core: ControlCore) -> None:
+        """After the world has healed: all jobs have ended, all leases are back, nothing is left waiting.
+
+        Raises:
+            ViolationError: there was no progress, or something was left behind.
+        """
+        if self.open_jobs:
+            states = {job_id: core.state.jobs[job_id].state for job_id in self.open_jobs}
+            raise ViolationError(f"no progress: jobs have not ended: {states}")
+        if self._works or core.state.works:
+            raise ViolationError(f"works were left behind: {sorted(self._works)}, {sorted(core.state.works)}")
+        running = [o for node in self._engine.nodes.values() for o in node.occupants if o]
+        if running:
+            raise ViolationError(f"processes were left behind: {running}")
+        if core.state.timers or core.queue.entries or core.state.head_plan is not None:
+            raise ViolationError("timers, queue entries or a plan were left behind")
+
+    # Books -----------------------------------------------------------------------------------------------
+
+    def _note_event(self, now_ns: int, event: AnyEvent) -> None:
+        match event:
+            case NodeJoined():
+                self._note_joined(now_ns, event)
+            case NodeFenced(node_id, boot):
+                if node_id in self._nodes and self._nodes[node_id].boot == boot:
+                    self._note_fenced(now_ns, node_id)
+            case NodeSilent(node_id):
+                if node_id in self._nodes:
+                    self._nodes[node_id].is_silent = True
+            case NodeBack(node_id):
+                if node_id in self._nodes:
+                    self._nodes[node_id].is_silent = False
+            case NodeCordoned(node_id) | NodeUncordoned(node_id):
+                if node_id in self._nodes:
+                    self._nodes[node_id].is_cordoned = isinstance(event, NodeCordoned)
+            case JobSubmitted():
+                self._jobs.setdefault(event.job_id, _Job(event.gang, event.restart))
+            case ServiceDeployed():
+                self._replica_gangs.setdefault((event.service_id, event.generation), event.gang)
+            case WorkGone(work_id, fence):
+                work = self._works.get(work_id)
+                if work is not None and work.action.fence == fence:
+                    self._note_gone(now_ns, work)
+
+    def _note_joined(self, now_ns: int, event: NodeJoined) -> None:
+        node = self._nodes.get(event.node_id)
+        if node is None:
+            num = event.num_devices
+            self._nodes[event.node_id] = _Node(
+                event.boot, num, event.memory_bytes, now_ns, free_memory_bytes=event.memory_bytes,
+                holders=[""] * num, held_since_ns=[now_ns] * num, held_ns=[0] * num,
+            )  # fmt: skip
+        elif event.boot > node.boot:
+            self._note_fenced(now_ns, event.node_id)
+            node.boot = event.boot
+            node.is_fenced = node.is_silent = False
+
+    def _note_fenced(self, now_ns: int, node_id: str) -> None:
+        self._nodes[node_id].is_fenced = True
+        for work in list(self._works.values()):
+            here = [place for place in work.places if place[0] == node_id]
+            if here:
+                work.lost_nodes.append(node_id)
+                self._give_back(now_ns, work, here)
+                if not work.places:
+                    self._forget(now_ns, work)
+
+    def _note_gone(self, now_ns: int, work: _Work) -> None:
+        truth = self._engine.works.get(work.action.work_id)
+        if truth is not None and truth.phase != "gone":
+            raise ViolationError(f"the engine says that {work.action.work_id} is gone, and it is not")
+        self._give_back(now_ns, work, list(work.places))
+        self._forget(now_ns, work)
+
+    def _give_back(self, now_ns: int, work: _Work, places: list[tuple[str, int]]) -> None:
+        for node_id, index in places:
+            node = self._nodes[node_id]
+            node.holders[index] = ""
+            node.held_ns[index] += now_ns - node.held_since_ns[index]
+            work.places.remove((node_id, index))
+        # A rank is on one node, so the devices that come back there are those of whole ranks.
+        for node_id in dict.fromkeys(node_id for node_id, _ in places):
+            ranks = sum(place[0] == node_id for place in places) // work.gang.devices_per_rank
+            self._nodes[node_id].free_memory_bytes += ranks * work.gang.memory_bytes_per_rank
+
+    def _forget(self, now_ns: int, work: _Work) -> None:
+        del self._works[work.action.work_id]
+        if work.action.kind == "attempt":
+            job = self._jobs[work.action.owner_id]
+            job.not_before_ns = now_ns + min(job.restart.backoff_ns, job.restart.backoff_limit_ns)
+
+    def _note_start(self, now_ns: int, action: StartWork) -> None:
+        if action.work_id in self._seen_works:
+            raise ViolationError(f"work id {action.work_id} is used twice")
+        if action.fence <= self._last_fence:
+            raise ViolationError(f"fence {action.fence} of {action.work_id} is not above {self._last_fence}")
+        self._seen_works[action.work_id] = self._last_fence = action.fence
+        if action.kind == "attempt":
+            gang = self._note_attempt(now_ns, action)
+        else:
+            gang = self._replica_gangs[action.owner_id, action.generation]
+        if len(action.placement) != gang.num_ranks:
+            raise ViolationError(f"{action.work_id} starts {len(action.placement)} of {gang.num_ranks} ranks")
+        work = _Work(action, gang, [])
+        for rank in action.placement:
+            node = self._nodes[rank.node_id]
+            if node.is_fenced or node.is_silent or node.is_cordoned:
+                raise ViolationError(f"{action.work_id} is placed on closed node {rank.node_id}")
+            if len(set(rank.devices)) != gang.devices_per_rank:
+                raise ViolationError(f"a rank of {action.work_id} gets devices {rank.devices}")
+            node.free_memory_bytes -= gang.memory_bytes_per_rank
+            if node.free_memory_bytes < 0:
+                raise ViolationError(f"memory of {rank.node_id} is given away twice, to {action.work_id}")
+            for index in rank.devices:
+                if node.holders[index]:
+                    raise ViolationError(
+                        f"{rank.node_id}/{index} goes to {action.work_id}, but {node.holders[index]} may live"
+                    )
+                node.holders[index] = action.work_id
+                node.held_since_ns[index] = now_ns
+                work.places.append((rank.node_id, index))
+        self._works[action.work_id] = work
+
+    def _note_attempt(self, now_ns: int, action: StartWork) -> Gang:
+        job = self._jobs[action.owner_id]
+        if job.ended:
+            raise ViolationError(f"{action.work_id} starts after its job has ended as {job.ended}")
+        if any(other.action.owner_id == action.owner_id for other in self._works.values()):
+            raise ViolationError(f"{action.work_id} starts while an attempt of its job may live")
+        job.num_starts += 1
+        if job.num_starts > job.restart.budget + 1:
+            raise ViolationError(f"{action.work_id} exceeds the budget of {job.restart.budget} restarts")
+        if now_ns < job.not_before_ns:
+            raise ViolationError(f"{action.work_id} starts before its back-off is over")
+        return job.gang
+
+    def _note_end(self, action: JobEnded) -> None:
+        job = self._jobs[action.job_id]
+        if job.ended:
+            raise ViolationError(f"{action.job_id} ends twice: {job.ended}, then {action.outcome}")
+        if any(work.action.owner_id == action.job_id for work in self._works.values()):
+            raise ViolationError(f"{action.job_id} ends while an attempt of it may live")
+        if action.outcome == "succeeded" and not self._has_succeeded(action.job_id):
+            raise ViolationError(f"{action.job_id} ends as succeeded, but no attempt of it did")
+        job.ended = action.outcome
+
+    def _has_succeeded(self, job_id: str) -> bool:
+        return any(
+            work.action.owner_id == job_id and work.ended_as == "succeeded"
+            for work in self._engine.works.values()
+        )
+
+    # Comparison --------------------------------------------------------------------------------------------
+
+    def _compare(self, now_ns: int, core: ControlCore) -> None:
+        for node_id, mine in self._nodes.items():
+            node = core.state.nodes[node_id]
+            if node.free_memory_bytes != mine.free_memory_bytes:
+                raise ViolationError(
+                    f"{node_id} has {mine.free_memory_bytes} free bytes, not {node.free_memory_bytes}"
+                )
+            alive_ns = now_ns - mine.joined_ns
+            occupants = self._engine.nodes[node_id].occupants
+            for index, device in enumerate(node.devices):
+                holder = mine.holders[index]
+                if device.holder != holder:
+                    raise ViolationError(
+                        f"{node_id}/{index} is held by {holder!r}, the core says {device.holder!r}"
+                    )
+                if occupants[index] and occupants[index] != holder:
+                    raise ViolationError(f"{occupants[index]} runs on {node_id}/{index} without a lease")
+                books = core.ledger.read_device(node, device, now_ns)
+                held_ns = books.busy_ns + books.allocated_idle_ns + books.wasted_by_failure_ns
+                free_ns = books.free_ns + books.fragmentation_ns + books.maintenance_ns
+                expected_ns = mine.held_ns[index] + (now_ns - mine.held_since_ns[index] if holder else 0)
+                if held_ns != expected_ns or held_ns + free_ns != alive_ns:
+                    raise ViolationError(
+                        f"{node_id}/{index} was leased {expected_ns} of {alive_ns} ns, the ledger says "
+                        f"{held_ns} of {held_ns + free_ns}"
+                    )

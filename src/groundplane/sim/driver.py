@@ -1,0 +1,172 @@
+"""The loop around the control core on simulated time: the small brother of the platform's driver.
+
+Stamps events, lets the core decide, journals, carries out. It can be killed at any point between these and
+comes back by replay of its journal from the newest snapshot, then carries out again what may have been lost.
+The same core and the same journal as on real time; only clock, disk and engine are simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from groundplane import __version__
+from groundplane.control.actions import AnyAction, DrainWork, JobEnded, SetTimer, StartWork, StopWork
+from groundplane.control.core import ControlCore
+from groundplane.control.events import AnyEvent, TimerFired
+from groundplane.control.journal import JournalRecord, SnapshotRecord, decode_record, encode_record
+from groundplane.sim.agenda import LAST, Agenda
+from groundplane.sim.engine import SimEngine, nodes_of
+from groundplane.spec.errors import InvariantError
+
+CarryOut = Callable[[Callable[[], None]], None]
+Watch = Callable[[int, AnyEvent, list[AnyAction]], None]
+
+
+class SimDriver:
+    """One control plane over one simulated engine.
+
+    Args:
+        agenda: simulated time.
+        engine: where starts, drains and stops go.
+        new_core: makes an empty core; tests give one with a fault planted in it.
+        restore_core: makes a core of a snapshot's bytes.
+        watch: told of every event that is durable, with its actions.
+        send: hands a message to the engine, now or later.
+        keep_journal: whether records are kept, which a restart needs.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        engine: SimEngine,
+        *,
+        new_core: Callable[[], ControlCore] = ControlCore,
+        restore_core: Callable[[bytes], ControlCore] = ControlCore.restore,
+        watch: Watch | None = None,
+        send: CarryOut | None = None,
+        keep_journal: bool = True,
+    ) -> None:
+        self.core = new_core()
+        self.is_up = True
+        self.clock_offset_ns = 0
+        self.journal: list[bytes] = []
+        self.snapshot: SnapshotRecord | None = None
+        self.ended: dict[str, JobEnded] = {}
+        self._agenda = agenda
+        self._engine = engine
+        self._new_core = new_core
+        self._restore_core = restore_core
+        self._watch = watch
+        self._send = send
+        self._keep_journal = keep_journal
+        self._num_records = 0
+        self._timers: dict[str, int] = {}
+
+    def now_ns(self) -> int:
+        """The driver's clock, which may have jumped ahead of simulated time, never back."""
+        return self._agenda.now_ns + self.clock_offset_ns
+
+    def take(self, event: AnyEvent) -> None:
+        """Handles an event to its end; it is lost if the control plane is down."""
+        if self.is_up:
+            self.carry_out(self.decide(event))
+
+    def decide(self, event: AnyEvent) -> list[AnyAction]:
+        """Handles an event and makes it durable; nothing is carried out yet."""
+        now_ns = self.now_ns()
+        actions = self.core.handle(now_ns, event)
+        self._num_records += 1
+        if self._keep_journal:
+            self.journal.append(
+                encode_record(JournalRecord(self._num_records, now_ns, event, tuple(actions)))
+            )
+        if self._watch is not None:
+            self._watch(now_ns, event, actions)
+        return actions
+
+    def carry_out(self, actions: list[AnyAction]) -> None:
+        """Does what was decided; may be repeated."""
+        for action in actions:
+            match action:
+                case SetTimer():
+                    self._set_timer(action)
+                case JobEnded():
+                    self.ended[action.job_id] = action
+                case StartWork():
+                    nodes = self.core.state.nodes
+                    boots = {node_id: nodes[node_id].boot for node_id in nodes_of(action.placement)}
+                    self._to_engine(partial(self._engine.start, action, boots))
+                case StopWork():
+                    self._to_engine(partial(self._engine.stop, action))
+                case DrainWork():
+                    self._to_engine(partial(self._engine.drain, action))
+
+    def take_snapshot(self) -> None:
+        """Keeps a snapshot, from which the next restart begins."""
+        self.snapshot = SnapshotRecord(self._num_records, self.now_ns(), __version__, self.core.snapshot())
+
+    def kill(self) -> None:
+        """The process is gone, with all that was not durable."""
+        self.is_up = False
+        self._timers.clear()
+
+    def restart(self) -> None:
+        """A new process: replay, then what may have been lost is carried out again and engines are asked.
+
+        Raises:
+            InvariantError: the replay gives other actions than were recorded.
+        """
+        self.core = self.recovered()
+        self.is_up = True
+        self.ended = {
+            job.job_id: JobEnded(job.job_id, job.state, job.reason)  # type: ignore[arg-type]
+            for job in self.core.state.jobs.values()
+            if job.ended_ns >= 0
+        }
+        self.carry_out(self.core.pending_actions())
+        self.ask_engine()
+
+    def recovered(self) -> ControlCore:
+        """The core as a new process would find it: from the newest snapshot, or from nothing.
+
+        Raises:
+            InvariantError: the replay gives other actions than were recorded.
+        """
+        if self.snapshot is None:
+            core, first = self._new_core(), 0
+        else:
+            core, first = self._restore_core(self.snapshot.payload), self.snapshot.seq
+        for payload in self.journal[first:]:
+            record = decode_record(payload)
+            if tuple(core.handle(record.now_ns, record.event)) != record.actions:
+                raise InvariantError(f"journal record {record.seq} replays to other actions")
+        return core
+
+    def ask_engine(self) -> None:
+        """Lets the engine report again on every work that is not known to be gone."""
+        for work_id in list(self.core.state.works):
+            self._engine.reattach(work_id)
+
+    def _to_engine(self, message: Callable[[], None]) -> None:
+        if self._send is None:
+            message()
+        else:
+            self._send(message)
+
+    def _set_timer(self, action: SetTimer) -> None:
+        self._timers[action.timer_id] = action.at_ns
+        self._wake_for(action.timer_id, action.at_ns)
+
+    def _wake_for(self, timer_id: str, at_ns: int) -> None:
+        delay_ns = max(0, at_ns - self.now_ns())
+        self._agenda.after(delay_ns, lambda: self._timer_due(timer_id, at_ns), LAST)
+
+    def _timer_due(self, timer_id: str, at_ns: int) -> None:
+        if self._timers.get(timer_id) != at_ns:
+            return
+        if self.now_ns() < at_ns:
+            self._wake_for(timer_id, at_ns)
+            return
+        del self._timers[timer_id]
+        self.take(TimerFired(timer_id))
