@@ -192,8 +192,40 @@ def _from_msgspec(error: msgspec.ValidationError, data: Any, shape: Any) -> Inpu
     value, description = _look_up(data, shape, path)
     if description and "regex" in rule:
         rule = f"must be {description}"
+    if rule.startswith("invalid") and isinstance(value, str):
+        choices = _choices(shape, path)
+        if choices:
+            rule = "must be " + ("one of " if len(choices) > 1 else "") + ", ".join(choices)
+            return InputError(rule, field=path or None, value=value, nearest=nearest_name(value, choices))
     rule = _in_words(rule)
     return InputError(rule, field=path or None, value=value)
+
+
+def _choices(shape: Any, path: str) -> list[str]:
+    """The words that a field of fixed choices allows; none where it is no such field."""
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", path):
+        shape = _bare_shape(shape)
+        if isinstance(shape, shapes.StructType) and name == shape.tag_field:
+            return [str(shape.tag)]
+        if isinstance(shape, shapes.StructType):
+            shape = next((field.type for field in shape.fields if field.encode_name == name), None)
+        else:
+            shape = getattr(shape, "item_type" if index else "value_type", None)
+    shape = _bare_shape(shape)
+    return [str(value) for value in shape.values] if isinstance(shape, shapes.LiteralType) else []
+
+
+def _bare_shape(shape: Any) -> Any:
+    """A type without its annotations, and the one real option of an optional one."""
+    while isinstance(shape, shapes.Metadata | shapes.UnionType):
+        if isinstance(shape, shapes.Metadata):
+            shape = shape.type
+            continue
+        options = [option for option in shape.types if not isinstance(option, shapes.NoneType)]
+        if len(options) != 1:
+            return shape
+        shape = options[0]
+    return shape
 
 
 _WORDS = {
