@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from typing import NamedTuple
 
 from groundplane.control.state import Job, Service, Work
+from groundplane.spec.errors import InvariantError
 
 
 class Entry(NamedTuple):
@@ -44,6 +45,8 @@ class Queue:
     def remove(self, entry: Entry) -> None:
         """The entry waits no longer. Whoever stood behind it may have a chance now."""
         index = bisect_left(self.entries, entry)
+        if self.entries[index : index + 1] != [entry]:
+            raise InvariantError(f"{entry.waiting_id} is not in the queue")
         del self.entries[index]
         if entry in self.new_entries:
             self.new_entries.remove(entry)

@@ -23,7 +23,7 @@ from groundplane.control.context import Context
 from groundplane.control.events import Gang
 from groundplane.control.placement import NO_HOLDS
 from groundplane.control.plan import plan_head
-from groundplane.control.queue import Entry
+from groundplane.control.queue import Entry, entry_of_job, entry_of_replica
 from groundplane.control.state import HeadPlan
 
 BACKFILL_DEPTH = 100
@@ -68,7 +68,11 @@ class Scheduler:
         return None if plan is None else self._entry_of(plan)
 
     def _entry_of(self, plan: HeadPlan) -> Entry:
-        return next(entry for entry in self._context.queue.entries if entry.waiting_id == plan.owner_id)
+        state = self._context.state
+        replica = state.works.get(plan.owner_id)
+        if replica is not None:
+            return entry_of_replica(state.services[replica.owner_id], replica)
+        return entry_of_job(state.jobs[plan.owner_id])
 
     def _all_behind(self, plan: HeadPlan) -> bool:
         head = self._entry_of(plan)
