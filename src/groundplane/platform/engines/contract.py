@@ -25,7 +25,11 @@ class NodeOffer(Struct, frozen=True):
 
 
 class Launch(Struct, frozen=True):
-    """One gang to start. `commands[r]` and `envs[r]` belong to rank r, placed by `placement[r]`."""
+    """One gang to start. `commands[r]` and `envs[r]` belong to rank r, placed by `placement[r]`.
+
+    Ranks inherit the engine's own environment under `envs[r]`, and its current folder. The engine adds
+    GROUNDPLANE_WORK_DIR: the work's folder, where rank 0 appends progress.jsonl.
+    """
 
     work_id: str
     fence: int
@@ -39,7 +43,11 @@ class Launch(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """One thing seen. `position` orders the reports of a work and lets a restarted driver skip old ones."""
+    """One thing seen. `position` orders the reports of a work and lets a restarted driver skip old ones.
+
+    Positions of a work and fence rise from 1, `gone` is the last, and whoever reattaches gets the same ones
+    again. `exit_code` is that of the first failing rank, or minus the number of the signal that ended it.
+    """
 
     work_id: str
     fence: int
@@ -60,13 +68,19 @@ class Engine(Protocol):
         """Begins to watch and says what the engine's nodes offer. Called once."""
 
     async def start(self, launch: Launch) -> None:
-        """Starts a work. A second call with the same id and fence does nothing; an older fence is refused."""
+        """Starts a work. A second call with the same id and fence does nothing; an older fence is refused.
+
+        What cannot start, or is refused, is reported as gone with outcome `start_failed`.
+        """
 
     async def stop(self, work_id: str, fence: int, grace_ns: int) -> None:
         """Ends every process of a work; `gone` is reported when none is left. Unknown works are gone."""
 
     async def reattach(self, work_id: str, fence: int) -> None:
-        """Watches a work that an earlier control plane started; reports from its beginning again."""
+        """Watches a work that an earlier control plane started; reports from its beginning again.
+
+        Of a work that never started nothing is reported: a start or a stop of it may still follow.
+        """
 
     def log_path(self, work_id: str, rank: int) -> Path:
         """Where a rank's standard output and error are."""

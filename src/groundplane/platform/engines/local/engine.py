@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -45,6 +46,9 @@ WITHOUT_FILES_POSITION: Final = 2**31 - 1
 
 POLL_S: Final = 0.05
 """Pause between two looks at the files of all living works; a look costs a few system calls a work."""
+
+LOCK_WAIT_S: Final = 1.0
+"""How long `open` waits for another engine's lock before it gives up."""
 
 STARTER_LIMIT_S: Final = 5.0
 """How long `close` waits for a process that is just starting a keeper."""
@@ -96,9 +100,9 @@ class LocalEngine:
         Raises:
             InputError: another open engine uses this state folder.
         """
-        if self._thread is not None:
+        if self._loop is not None:
             raise InvariantError("open is called once")
-        self._lock = _lock_works(self._works_dir)
+        self._lock = await _lock_works(self._works_dir)
         self._on_report = on_report
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="local-engine")
@@ -135,7 +139,8 @@ class LocalEngine:
         self._on_report = None
         if self._thread is not None:
             await self._in_thread(self._reap_starters)
-            await asyncio.to_thread(self._thread.shutdown)
+            thread, self._thread = self._thread, None
+            await asyncio.to_thread(thread.shutdown)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -327,15 +332,23 @@ def _start_failed(launch: Launch, detail: str) -> Report:
     return Report(launch.work_id, launch.fence, position, "gone", outcome="start_failed", detail=detail)
 
 
-def _lock_works(works_dir: Path) -> int:
-    """Only one engine may write seen.jsonl of a state folder. The lock goes with the process."""
+async def _lock_works(works_dir: Path) -> int:
+    """Only one engine may write seen.jsonl of a state folder. The lock goes with the process.
+
+    A control plane that was killed while it started a keeper holds the lock a moment longer, in a child that
+    has not yet executed its program: that is what LOCK_WAIT_S is for.
+    """
     works_dir.mkdir(parents=True, exist_ok=True)
+    deadline_s = time.monotonic() + LOCK_WAIT_S
     descriptor = os.open(works_dir / ".engine-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise InputError(
-            "is used by another running control plane", field="state", value=str(works_dir.parent)
-        ) from None
-    return descriptor
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                os.close(descriptor)
+                state = str(works_dir.parent)
+                rule = "is used by another running control plane"
+                raise InputError(rule, field="state", value=state) from None
+        await asyncio.sleep(POLL_S)

@@ -17,10 +17,10 @@ from groundplane.platform.engines.local import processes
 from groundplane.platform.engines.local.ranks import RANK_VARIABLE
 
 LOG_LIMIT_BYTES: Final = 64 * 2**20
-"""A log that has grown beyond this is moved to rank-N.log.1 (its last 64 MiB) and begins anew.
+"""A log that has grown beyond this is copied to rank-N.log.1 (its last 64 MiB, and what came meanwhile) and
+begins anew, so that a rank's logs take about 192 MiB at most, and what it writes between two looks.
 
-What is written during the move itself may be lost. Together a rank's logs take at most 128 MiB, and what it
-writes between two looks.
+What is written between the end of the copy and the cut is lost, and what is written faster than copied.
 """
 
 TAIL_LINES: Final = 12
@@ -88,7 +88,7 @@ def bound_log(path: Path, limit_bytes: int = LOG_LIMIT_BYTES) -> None:
     older = path.with_name(path.name + ".1")
     # Without space for the older part it is dropped: a full disk must not keep the log growing.
     with suppress(OSError):
-        _copy(path, older, size_bytes - limit_bytes, size_bytes)
+        _copy(path, older, size_bytes - limit_bytes, 2 * limit_bytes)
     os.truncate(path, 0)
     with suppress(OSError), path.open("ab") as log:
         log.write(f"[groundplane: more than {limit_bytes} bytes; what came before: {older.name}]\n".encode())
@@ -106,11 +106,13 @@ def last_lines(path: Path) -> str:
     return "\n".join(tail.decode(errors="replace").splitlines()[-TAIL_LINES:]).strip()
 
 
-def _copy(source: Path, target: Path, begin: int, end: int) -> None:
-    """Copies bytes [begin, end): a bound of its own, since the source may grow as fast as it is read."""
+def _copy(source: Path, target: Path, begin: int, limit_bytes: int) -> None:
+    """Copies from `begin` to the end of a file that may grow meanwhile, at most `limit_bytes`."""
+    left_bytes = limit_bytes
     with source.open("rb") as reader, target.open("wb") as writer:
-        while begin < end:
-            num_bytes = os.sendfile(writer.fileno(), reader.fileno(), begin, min(_COPY_BYTES, end - begin))
+        while left_bytes > 0:
+            num_bytes = os.sendfile(writer.fileno(), reader.fileno(), begin, min(_COPY_BYTES, left_bytes))
             if num_bytes == 0:
                 return
             begin += num_bytes
+            left_bytes -= num_bytes

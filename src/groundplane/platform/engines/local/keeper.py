@@ -64,6 +64,7 @@ class Keeper:
     def __init__(self, folder: WorkFolder, launch: LaunchFile) -> None:
         self._folder = folder
         self._launch = launch
+        self._mark = ranks.tree_mark(launch.token)
         self._log = LineLog(folder.reports_path)
         self._unwritten: list[bytes] = []
         self._rank_of_pid: dict[int, int] = {}
@@ -154,30 +155,42 @@ class Keeper:
     # Ending ---------------------------------------------------------------------------------------------
 
     def _end_tree(self, grace_s: float) -> None:
-        """Ends every process of the work and returns when none is left, however long that takes."""
+        """Ends every process of the work and returns when none is left, however long that takes.
+
+        Polite at first, to the ranks alone: one that saves its state on SIGTERM needs its helpers for that.
+        What is left when they have ended is asked next, and all are killed when the grace is over.
+        """
         begun_s = time.monotonic()
-        for process in self._tree():
-            processes.send_signal(process, signal.SIGTERM)
-            # A stopped process acts on SIGTERM only once it runs again.
-            processes.send_signal(process, signal.SIGCONT)
+        asked: set[tuple[int, int]] = set()
         pause_s = KILL_PAUSE_S
         while True:
             self._reap()
             left = self._tree()
             if not left and not self._has_children:
-                left = processes.marked(
-                    processes.scan(), ranks.tree_mark(self._launch.token), tuple(self._rank_of_pid)
-                )
+                left = processes.marked(processes.scan(), self._mark, tuple(self._rank_of_pid))
                 if not left:
                     return
-            if time.monotonic() - begun_s >= min(
-                grace_s, self._grace_s() if self._stop_wanted() else grace_s
-            ):
+            if self._stop_wanted():
+                grace_s = min(grace_s, self._grace_s())
+            if time.monotonic() - begun_s < grace_s:
+                living_ranks = [process for process in left if process.pid in self._rank_of_pid]
+                self._ask_to_end(living_ranks or left, asked)
+            else:
                 for process in left:
                     processes.send_signal(process, signal.SIGKILL)
                 # A process that hangs in the kernel cannot be ended now: look less and less often.
                 pause_s = min(pause_s * 1.5, KILL_PAUSE_LIMIT_S)
             self._wait(pause_s)
+
+    @staticmethod
+    def _ask_to_end(left: list[processes.Process], asked: set[tuple[int, int]]) -> None:
+        """Sends SIGTERM to each that was not asked before."""
+        for process in left:
+            if (process.pid, process.start_ticks) not in asked:
+                asked.add((process.pid, process.start_ticks))
+                processes.send_signal(process, signal.SIGTERM)
+                # A stopped process acts on SIGTERM only once it runs again.
+                processes.send_signal(process, signal.SIGCONT)
 
     def _tree(self) -> list[processes.Process]:
         return processes.descendants(processes.scan(), os.getpid())

@@ -80,12 +80,19 @@ def launch_file(launch: Launch, devices: Sequence[int]) -> LaunchFile:
         fence=launch.fence,
         kind=launch.kind,
         token=secrets.token_hex(16),
-        cwd=os.getcwd(),
+        cwd=_current_folder(),
         ranks=tuple(ranks),
         memory_bytes_per_rank=launch.memory_bytes_per_rank,
         ready_url=launch.ready_url,
         boot_id=processes.boot_id(),
     )
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"  # it was deleted under us
 
 
 def write_launch(folder: WorkFolder, file: LaunchFile) -> None:
