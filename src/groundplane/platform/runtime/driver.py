@@ -76,13 +76,13 @@ class _Item:
 class _Work:
     """What the driver remembers of a live work."""
 
-    __slots__ = ("action", "is_draining", "position", "prepared")
+    __slots__ = ("action", "draining_since_ns", "position", "prepared")
 
     def __init__(self, action: act.StartWork, prepared: Prepared | None = None, position: int = -1) -> None:
         self.action = action
         self.prepared = prepared
         self.position = position
-        self.is_draining = False
+        self.draining_since_ns: int | None = None
 
 
 class Driver:
@@ -131,7 +131,7 @@ class Driver:
         live = await self.sql(self._restore)
         for work in live:
             known = self._works[work.action.work_id] = _Work(work.action, work.prepared, work.position)
-            known.is_draining = work.is_draining
+            known.draining_since_ns = work.draining_ns
         offers = await self._engine.open(self._take_report)
         self._tasks = [
             self._guarded(self._handle_events(), "events"),
@@ -164,6 +164,14 @@ class Driver:
         done: asyncio.Future[JournalRecord] = asyncio.get_running_loop().create_future()
         self._put(_Item(event, also, done))
         return await done
+
+    def draining(self) -> list[tuple[str, int, int]]:
+        """Works that get no new requests: id, fence, and since when in nanoseconds."""
+        return [
+            (work_id, work.action.fence, work.draining_since_ns)
+            for work_id, work in self._works.items()
+            if work.draining_since_ns is not None
+        ]
 
     async def sql(self, work: Callable[[], T]) -> T:
         """Runs blocking SQL on the writer thread, in turn with the journal."""
@@ -305,14 +313,14 @@ class Driver:
             if isinstance(action, act.StartWork):
                 self._works[action.work_id] = _Work(action)
             elif isinstance(action, act.DrainWork) and action.work_id in self._works:
-                self._works[action.work_id].is_draining = True
+                self._works[action.work_id].draining_since_ns = now_ns
         record = JournalRecord(seq=self.seq + 1, now_ns=now_ns, event=event, actions=actions)
         self.seq = record.seq
         return record
 
     def _add_endpoint(self, item: _Item, work_id: str, now_ns: int) -> None:
         work = self._works[work_id]
-        if work.prepared is None or work.prepared.endpoint is None or work.is_draining:
+        if work.prepared is None or work.prepared.endpoint is None or work.draining_since_ns is not None:
             return
         endpoint, fence = work.prepared.endpoint, work.action.fence
         item.also = lambda connection: store.add_endpoint(connection, work_id, fence, endpoint, now_ns)

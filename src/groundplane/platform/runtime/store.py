@@ -61,7 +61,7 @@ class LiveWork(Struct, frozen=True):
     action: act.StartWork
     prepared: Prepared | None
     position: int
-    is_draining: bool
+    draining_ns: int | None
     stop: act.StopWork | None
 
 
@@ -182,7 +182,7 @@ def _live_work(row: sa.RowMapping) -> LiveWork:
         action=action,
         prepared=prepared,
         position=row["position"],
-        is_draining=row["draining_ns"] is not None,
+        draining_ns=row["draining_ns"],
         stop=stop,
     )
 

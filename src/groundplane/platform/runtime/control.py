@@ -1,0 +1,182 @@
+"""The control plane's process: `python -m groundplane.platform.runtime.control --state DIR --fd N ...`.
+
+Puts database, engine, driver, desks and HTTP together and ends them in order. It listens on a socket that its
+supervisor holds, so that requests wait during a restart instead of being refused. SIGTERM: works go on.
+Exit codes: 0 told to end, 1 it cannot go on (one line says why), 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+from litestar import Router
+
+from groundplane.platform.engines.local.engine import LocalEngine
+from groundplane.platform.engines.local.launching import available_cpus
+from groundplane.platform.runtime.api import Platform, create_app
+from groundplane.platform.runtime.database import Database, default_url
+from groundplane.platform.runtime.draining import watch_drains
+from groundplane.platform.runtime.driver import Driver
+from groundplane.platform.runtime.identity import KeyRing, ensure_admin_key
+from groundplane.platform.runtime.job_desk import JobDesk
+from groundplane.platform.runtime.launch import LocalLauncher
+from groundplane.platform.runtime.service_desk import ServiceDesk
+from groundplane.spec.errors import GroundplaneError, InputError
+
+STOP_S: Final = 3
+"""What running requests get when the process is told to end."""
+KEEP_ALIVE_S: Final = 75
+log = logging.getLogger("groundplane.control")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs until SIGTERM or SIGINT, or until it cannot go on."""
+    parser = argparse.ArgumentParser(prog="control")
+    parser.add_argument("--state", required=True, type=Path)
+    parser.add_argument("--fd", required=True, type=int, help="listening socket")
+    parser.add_argument("--database", default="")
+    parser.add_argument("--devices", default=0, type=int)
+    parser.add_argument(
+        "--gateway", default="", help="host:port of the gateway, asked for requests in flight"
+    )
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    state = options.state.absolute()
+    try:
+        lock = lock_state(state)
+        with asyncio.Runner(loop_factory=_loop) as runner:
+            runner.run(serve(options, state))
+        os.close(lock)
+    except InputError as error:
+        log.error("%s", error)
+        return 2
+    except (GroundplaneError, OSError) as error:
+        log.critical("the control plane cannot go on: %s", error)
+        return 1
+    return 0
+
+
+async def serve(options: argparse.Namespace, state: Path) -> None:
+    """Serves until told to end.
+
+    Raises:
+        InputError: database, devices or state folder cannot be used.
+        GroundplaneError, OSError: it cannot go on.
+    """
+    database = Database(options.database or default_url(state), migrate=True)
+    try:
+        database.lock_control()
+        ensure_admin_key(state, database, time.time_ns())
+        key_ring = KeyRing()
+        key_ring.load(database)
+        engine = LocalEngine(state, chosen_cpus(options.devices))
+        driver = Driver(database, engine, LocalLauncher(state, database))
+        try:
+            await driver.open()
+            jobs = JobDesk(state, database, driver, engine)
+            services = ServiceDesk(state, database, driver)
+            platform = Platform(
+                state_dir=state,
+                database=database,
+                driver=driver,
+                engine=engine,
+                key_ring=key_ring,
+                jobs=jobs,
+                services=services,
+                started_ns=driver.now_ns(),
+            )
+            await _listen(platform, options)
+        finally:
+            await driver.close()
+    finally:
+        database.close()
+
+
+async def _listen(platform: Platform, options: argparse.Namespace) -> None:
+    config = uvicorn.Config(
+        create_app(platform, other_routers()),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_S,
+    )
+    server = uvicorn.Server(config)
+    failure = platform.driver.failure
+    failure.add_done_callback(lambda _failure: setattr(server, "should_exit", True))
+    drains = asyncio.create_task(watch_drains(platform.driver, options.gateway), name="drains")
+    try:
+        log.info("control plane ready at journal record %d", platform.driver.seq)
+        await server.serve(sockets=[socket.socket(fileno=os.dup(options.fd))])
+    finally:
+        drains.cancel()
+        await asyncio.gather(drains, return_exceptions=True)
+    if failure.done():
+        failure.result()
+
+
+def other_routers() -> list[Router]:
+    """Routes of other rooms under the same API."""
+    from importlib.util import find_spec
+
+    if find_spec("groundplane.platform.serving.routes") is None:
+        return []
+    from groundplane.platform.serving.routes import router
+
+    return [router]
+
+
+def chosen_cpus(num_devices: int) -> Sequence[int] | None:
+    """The first `num_devices` CPUs that this process may use; None, for all, where 0 are asked for.
+
+    Raises:
+        InputError: more than there are.
+    """
+    if num_devices == 0:
+        return None
+    cpus = available_cpus()
+    if not 1 <= num_devices <= len(cpus):
+        raise InputError(f"must be from 1 to {len(cpus)}", field="devices", value=num_devices)
+    return cpus[:num_devices]
+
+
+def lock_state(state: Path) -> int:
+    """Makes this process the one control plane of the folder, as long as the descriptor is open.
+
+    Raises:
+        InputError: another one runs.
+    """
+    descriptor = os.open(state / "control.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise InputError(
+            "another control plane runs in this folder", field="state", value=str(state)
+        ) from None
+    return descriptor
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
