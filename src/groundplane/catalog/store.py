@@ -25,7 +25,7 @@ _OWN_KEYS: Final = ("aliases", "default_server", "base")
 
 
 class Catalog:
-    """Named entries by section; immutable. `shipped()` gives ours, `resolve.catalog_with_file` adds a user's."""
+    """Named entries by section; immutable. `shipped()` is ours, `resolve.catalog_with_file` adds a user's."""
 
     def __init__(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
         self._sections = {section: dict(sections.get(section, {})) for section in SECTIONS}
