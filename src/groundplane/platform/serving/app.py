@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: who asks, for what, how much; then the relay. No framework: a hot path."""
+"""The gateway as an ASGI application: who asks, for what, how much; then the relay. No framework here."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ class Call:
 
     __slots__ = (
         "arrived_ns", "asked_usage", "attempt", "body", "connection", "data", "envelope", "finished",
-        "first_token_ns", "gone", "holding", "is_event_stream", "key", "num_tokens", "num_tokens_logged", "path",
-        "queued_ns", "replica", "request_id", "send", "started_ns", "streamed", "suffix",
+        "first_token_ns", "gone", "holding", "is_event_stream", "key", "num_tokens", "num_tokens_logged",
+        "path", "queued_ns", "replica", "request_id", "send", "started_ns", "streamed", "suffix",
     )  # fmt: skip
 
     def __init__(
@@ -128,7 +128,7 @@ class Call:
 
     @property
     def upstream_id(self) -> str:
-        """What the model server gets as `x-request-id`: its own for each attempt, so that counts stay apart."""
+        """What the model server gets as `x-request-id`: one for each attempt, so that counts stay apart."""
         return upstream_id(self.request_id, self.attempt)
 
     def reservation(self, replica: Replica, attempt: int) -> Reservation:

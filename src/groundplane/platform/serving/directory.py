@@ -1,4 +1,4 @@
-"""What the gateway knows of keys, models and replicas: a copy in memory, refreshed from SQL five times a second.
+"""What the gateway knows of keys, models and replicas: a copy in memory, refreshed from SQL every 200 ms.
 
 When SQL or the control plane is away, the last copy goes on being used. Choosing a replica is here too: least
 outstanding requests, among those that did not just fail where there are others.
@@ -105,7 +105,10 @@ class Directory:
         self.loaded_s = time.monotonic()
 
     def choose(self, model: str, now_s: float, tried: Collection[str] = ()) -> Replica | None:
-        """The ready replica with the fewest requests outstanding, of equal ones the longest unused, none of `tried`; None when there is none."""
+        """The ready replica with the fewest requests outstanding, none of `tried`; None when there is none.
+
+        Of equal ones the longest unused; one that just failed comes last.
+        """
         best: Replica | None = None
         best_key = (True, 0, 0)
         for replica in self.by_model.get(model, ()):

@@ -65,7 +65,7 @@ class _Chunk(Struct):
     choices: list[_Choice] | None = None
     usage: Usage | None = None
     timings: _Timings | None = None
-    error: msgspec.Raw | None = None
+    error: object = None
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode

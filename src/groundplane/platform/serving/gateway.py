@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -76,9 +77,31 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
         max_body_bytes=options.max_body_bytes,
         max_in_flight=options.max_in_flight,
     )
+    server = uvicorn.Server(_config(app))
+    # uvicorn raises the signal that ended it once more, which must not end us before the ledger is closed.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: setattr(server, "should_exit", True))
     await asyncio.to_thread(directory.load)
     await ledger.recover()
-    config = uvicorn.Config(
+    background = [
+        asyncio.create_task(_refresh(directory)),
+        asyncio.create_task(_sweep(pool)),
+        asyncio.create_task(ledger.run()),
+    ]
+    log.info("gateway ready on %s:%d", *listener.getsockname()[:2])
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await ledger.close()
+        pool.close()
+        database.close()
+
+
+def _config(app: GatewayApp) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         http="httptools",
         loop="none",
@@ -92,21 +115,6 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    background = [
-        asyncio.create_task(_refresh(directory)),
-        asyncio.create_task(_sweep(pool)),
-        asyncio.create_task(ledger.run()),
-    ]
-    log.info("gateway ready on %s:%d", *listener.getsockname()[:2])
-    try:
-        await uvicorn.Server(config).serve(sockets=[listener])
-    finally:
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
-        await ledger.close()
-        pool.close()
-        database.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

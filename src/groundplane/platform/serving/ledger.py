@@ -26,7 +26,7 @@ from groundplane.platform.serving.upstream import Origin, Pool, UpstreamError
 
 FOLD_S: Final = 0.5
 PROGRESS_S: Final = 1.0
-"""How often running streams note how far they are: what a kill -9 can lose of a server that cannot be asked."""
+"""How often streams note how far they are: what a kill -9 can lose of a server that cannot be asked."""
 ASK_LIMIT_S: Final = 5.0
 ASK_UNKNOWN_S: Final = 0.5
 """A server that knows nothing of a request this long after its end never got it."""
@@ -204,14 +204,13 @@ class Ledger:
         """What the server counted, once final; None when it cannot be had."""
         loop = asyncio.get_running_loop()
         begin_s = loop.time()
-        target = f"{origin.root}{adapter.count_path(request_id)}"
-        head = f"GET {target} HTTP/1.1\r\nhost: {origin.authority.decode()}\r\naccept: application/json\r\n\r\n".encode()
+        request = origin.question(adapter.count_path(request_id))
         count: ServerCount | None = None
         async with self._asks:
             while loop.time() - begin_s < ASK_LIMIT_S:
                 try:
                     async with asyncio.timeout(ASK_LIMIT_S):
-                        status, body = await self._get(origin, head)
+                        status, body = await self._get(origin, request)
                 except (UpstreamError, TimeoutError):
                     status, body = 0, b""
                 if status == 200:
@@ -223,10 +222,10 @@ class Ledger:
                 await asyncio.sleep(ASK_EVERY_S)
         return count
 
-    async def _get(self, origin: Origin, head: bytes) -> tuple[int, bytes]:
+    async def _get(self, origin: Origin, request: bytes) -> tuple[int, bytes]:
         connection = await self._pool.connection(origin)
         try:
-            connection.send(head)
+            connection.send(request)
             return await connection.head(), await connection.read_all()
         finally:
             connection.release()

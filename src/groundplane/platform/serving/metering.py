@@ -31,12 +31,12 @@ SEGMENT_LIMIT_BYTES: Final = 16 * 2**20
 
 Outcome = Literal["completed", "cancelled", "failed", "interrupted"]
 CountedBy = Literal["usage", "server", "delivered", "nobody"]
-"""Who counted: the server's `usage` in its answer, the server when asked by request id, the gateway by what it
-delivered, or nobody (nothing was delivered and the server cannot be asked)."""
+"""Who counted: the server's `usage` in its answer, the server when asked by request id, the gateway by what
+it delivered, or nobody (nothing was delivered and the server cannot be asked)."""
 
 
 class Reservation(Struct, frozen=True, tag="R", array_like=True):
-    """A request is about to go to a model server. A retry on another one repeats it with the next `attempt`."""
+    """A request is about to go to a model server. A retry repeats it with the next `attempt`."""
 
     request_id: str
     attempt: int
@@ -171,7 +171,7 @@ class MeteringLog:
         return self._number, self._size_bytes
 
     def append(self, record: Record) -> None:
-        """Writes one record to the operating system; it is on disk at most `SYNC_INTERVAL_S` and a sync later.
+        """Writes one record to the operating system; on disk at most `SYNC_INTERVAL_S` and a sync later.
 
         Raises:
             OSError: it could not be written whole (a full disk); nothing of it counts.

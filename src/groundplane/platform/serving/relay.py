@@ -1,7 +1,8 @@
 """The hot path: one request to a replica and its answer back, bytes unchanged.
 
 A request may be tried on another replica as long as its client has not had a byte. The settlement is in the
-log before the client has the end of its answer. The client leaving ends the exchange at once, streamed or plain.
+log before the client has the end of its answer. The client leaving ends the exchange at once, streamed or
+plain.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ class Relay:
                 self._cut(call, "interrupted", 503)
             raise
         finally:
+            if not call.finished and call.replica is not None:
+                # A fault of our own: the request is settled all the same.
+                self._cut(call, "failed", 500)
             call.finished = True
             _let_go(call)
 
@@ -129,8 +133,8 @@ class Relay:
     async def _plain(self, call: Call, connection: Connection) -> None:
         status = connection.status
         body = call.data
-        # Given back before the client has its answer: by its next request the connection is free again.
-        connection.release()
+        # Given back before the client has its answer: by its next request connection and replica are free.
+        _let_go(call)
         call.first_token_ns = time.monotonic_ns() - call.arrived_ns
         usage = usage_of_answer(body) if status == 200 else None
         if status == 200 and not self._complete(call, usage):

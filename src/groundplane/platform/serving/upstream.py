@@ -1,7 +1,7 @@
 """A small HTTP/1.1 client for the hot path: kept connections, bodies as they come, cancelled at once.
 
-It does what a gateway needs and nothing more: one request a connection at a time, no redirects, no cookies, no
-decompression. Why not a library: see docs/decisions (an added millisecond a request is the difference).
+It does what a gateway needs and nothing more: one request a connection at a time, no redirects, no cookies,
+no decompression.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -35,7 +35,7 @@ class UpstreamError(GroundplaneError):
     Args:
         detail: what happened, in a few words.
         timeout: the server was silent for too long.
-        reused: it failed on a kept connection before any byte of an answer: the server may just have closed it.
+        reused: it failed on a kept connection before any byte of an answer: closed meanwhile, perhaps.
     """
 
     def __init__(self, detail: str, *, timeout: bool = False, reused: bool = False) -> None:
@@ -87,14 +87,19 @@ class Origin(Struct, frozen=True):
         )
         return head.encode() + body
 
+    def question(self, path: str) -> bytes:
+        """A GET of JSON outside the OpenAI API."""
+        host = self.authority.decode()
+        return f"GET {self.root}{path} HTTP/1.1\r\nhost: {host}\r\naccept: application/json\r\n\r\n".encode()
+
 
 class Connection(asyncio.Protocol):
     """One connection and the exchange on it now. Made and taken back by `Pool`."""
 
     __slots__ = (
         "_body", "_bytes_waiting", "_error", "_has_length", "_keep", "_loop", "_parser", "_paused", "_pool",
-        "_transport", "_waiter", "complete", "content_type", "deadline_s", "headers_done", "idle_since_s", "key",
-        "retry_after", "started", "status", "used",
+        "_transport", "_waiter", "complete", "content_type", "deadline_s", "headers_done", "idle_since_s",
+        "key", "retry_after", "started", "status", "used",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, key: tuple[str, int, bool], loop: asyncio.AbstractEventLoop) -> None:
@@ -205,9 +210,8 @@ class Connection(asyncio.Protocol):
     # What the event loop calls ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError("a stream transport is needed")
-        self._transport = transport
+        # uvloop's transports are no subclass of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self.started = True

@@ -1,4 +1,4 @@
-"""What the platform must know of a kind of model server: to start it, to see its load, to ask what it counted."""
+"""What the platform must know of a kind of model server: to start it, see its load, ask what it counted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Adapter(Protocol):
     can_ask_usage: bool
     """The server can be asked, by request id, how many tokens it counted."""
     counts_unasked: bool
-    """Its streams carry the token counts without `stream_options.include_usage`, which is then not injected."""
+    """Its streams carry token counts without `stream_options.include_usage`, which is then not injected."""
     metrics_path: str
     """Path of its Prometheus metrics, from the server's root; empty where it has none."""
 

@@ -43,7 +43,7 @@ class _Count(Struct):
 class CountedOpenAIAdapter(OpenAIAdapter):
     """Server "openai-counted": one that keeps count by the `x-request-id` it was sent.
 
-    `GET /count/REQUEST_ID` answers `{"prompt_tokens", "completion_tokens", "cached_tokens", "state"}` with state
+    `GET /count/REQUEST_ID` answers `{"prompt_tokens", "completion_tokens", "cached_tokens", "state"}`, state
     "running" or "ended". Cut requests are then metered by the server's own count, exactly.
     """
 

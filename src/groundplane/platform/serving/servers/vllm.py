@@ -16,7 +16,7 @@ from groundplane.spec.service import ServiceSpec
 
 
 class VllmAdapter:
-    """Starts `vllm.entrypoints.openai.api_server`: by module, since the CPU build's command finds no metadata."""
+    """Starts `vllm.entrypoints.openai.api_server` as a module: the CPU build's command finds no metadata."""
 
     name = "vllm"
     can_ask_usage = False
