@@ -27,7 +27,7 @@ from groundplane.spec.llm import LlmSpec
 from groundplane.spec.load import Lines, from_data, placed, read_data
 
 _FILE_SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
-_STRUCTS: Final[dict[str, type]] = {
+STRUCTS: Final[dict[str, type]] = {
     "chips": ChipSpec,
     "servers": ServerSpec,
     "fabrics": FabricSpec,
@@ -35,6 +35,8 @@ _STRUCTS: Final[dict[str, type]] = {
     "cards": CardSpec,
     "switches": SwitchSpec,
 }
+"""What an entry of each section becomes."""
+
 _COUNTED: Final = re.compile(r"^(?P<name>.+?)(?P<sign>[x-])(?P<count>[1-9]\d{0,6})$")
 
 
@@ -91,7 +93,7 @@ def resolve_entry(section: str, name: str, *, catalog: Catalog | None = None) ->
     if section == "servers":
         data = _with_chip(data, known)
         data.pop("fabric", None)
-    return from_data(data, _STRUCTS[section])
+    return from_data(data, STRUCTS[section])
 
 
 def resolve_chip(name: str, *, catalog: Catalog | None = None) -> ChipSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from groundplane.cli.client import json_option, print_json
@@ -18,28 +20,26 @@ KINDS = ("job", "service", "cluster")
 @json_option
 def schema_command(kind: str, as_json: bool) -> int:  # noqa: ARG001 - it is JSON in any case
     """Print the JSON Schema of a job, service or cluster file."""
-    import msgspec
-
     from groundplane.spec.errors import unknown_name
 
     if kind not in KINDS:
         raise unknown_name("kind of file", kind, KINDS)
-    print_json(
-        {"$schema": "https://json-schema.org/draft/2020-12/schema"} | msgspec.json.schema(struct_of(kind))
-    )
+    print_json({"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema_of(kind))
     return 0
 
 
-def struct_of(kind: str) -> type:
-    """The struct that a kind of file is checked by."""
+def schema_of(kind: str) -> dict[str, Any]:
+    """The schema of a kind of file."""
+    from groundplane.spec.schema import file_schema
+
     if kind == "job":
         from groundplane.spec.job import JobSpec
 
-        return JobSpec
+        return file_schema(JobSpec)
     if kind == "service":
         from groundplane.spec.service import ServiceSpec
 
-        return ServiceSpec
-    from groundplane.spec.cluster import ClusterSpec
+        return file_schema(ServiceSpec)
+    from groundplane.catalog.file_schema import cluster_file_schema
 
-    return ClusterSpec
+    return cluster_file_schema()
