@@ -35,6 +35,8 @@ MAX_BATCH: Final = 256
 SNAPSHOT_EVERY: Final = 1000
 """Journal records between two snapshots: what a restart replays at most."""
 
+STOPPING: Final = "the control plane is stopping; try again"
+
 T = TypeVar("T")
 log = logging.getLogger("groundplane.driver")
 
@@ -113,6 +115,7 @@ class Driver:
         self._snapshot_seq = 0
         self._queue: deque[_Item] = deque()
         self._wake = asyncio.Event()
+        self._is_closing = False
         self._works: dict[str, _Work] = {}
         self._timers = Timers(self.now_ns, self._fire)
         self._to_carry_out: asyncio.Queue[AnyAction | LiveWork] = asyncio.Queue()
@@ -159,6 +162,8 @@ class Driver:
         """
         if self.failure.done():
             self.failure.result()
+        if self._is_closing:
+            raise Busy(STOPPING)
         if len(self._queue) >= MAX_QUEUED_EVENTS:
             raise Busy(f"{MAX_QUEUED_EVENTS} events wait to be handled; try again")
         done: asyncio.Future[JournalRecord] = asyncio.get_running_loop().create_future()
@@ -184,12 +189,15 @@ class Driver:
     async def close(self) -> None:
         """Stops handling, keeps a snapshot, and lets go of the engine. Works go on."""
         self._timers.close()
-        for task in self._tasks:
+        self._is_closing = True
+        self._wake.set()
+        for task in self._tasks[1:]:
             task.cancel()
+        # The first task ends by itself: a batch that was handled is written, so that the snapshot is true.
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for item in self._queue:
             if item.done is not None and not item.done.done():
-                item.done.set_exception(Busy("the control plane is stopping; try again"))
+                item.done.set_exception(Busy(STOPPING))
         await self._engine.close()
         if self._tasks and not self.failure.done() and self.seq > self._snapshot_seq:
             await self._snapshot()
@@ -249,10 +257,10 @@ class Driver:
         self._wake.set()
 
     async def _handle_events(self) -> None:
-        while True:
+        while not self._is_closing:
             await self._wake.wait()
             self._wake.clear()
-            while self._queue:
+            while self._queue and not self._is_closing:
                 batch = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
                 await self._handle_batch(batch)
                 if self.seq - self._snapshot_seq >= self._snapshot_every:
