@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from conftest import Counting, Platform, fetch
 
 pytestmark = pytest.mark.real

@@ -100,6 +100,11 @@ class Directory:
             replicas[row.work_id] = known
             by_model.setdefault(row.model_name, []).append(known)
             created_s[row.model_name] = max(row.updated_ns // 10**9, created_s.get(row.model_name, 0))
+        for work_id, replica in self.replicas.items():
+            if work_id not in replicas and replica.num_outstanding:
+                # Its row is gone and requests still run there: whoever drains it must see them.
+                replica.ready = False
+                replicas[work_id] = replica
         # Each is replaced whole, so that the event loop never sees a half-built one.
         self.replicas, self.by_model, self.created_s = replicas, by_model, created_s
         self.loaded_s = time.monotonic()
