@@ -14,7 +14,6 @@ from fake_engine import FakeEngine, FakeLauncher, World
 
 from groundplane.control import events as ev
 from groundplane.control.core import ControlCore
-from groundplane.control.lifecycle.job import JOB
 from groundplane.platform.runtime import driver as driver_module
 from groundplane.platform.runtime import store, tables
 from groundplane.platform.runtime.database import Database, StorageError

@@ -156,7 +156,8 @@ def explain_command(job: str, state: Path, as_json: bool) -> int:
         print_json(answer)
         return 0
     view, decision = answer["job"], answer["decision"]
-    click.echo(f"{view['job_id']} is {view['state']}" + (f": {decision['reason']}" if decision else ""))
+    reason = decision["reason"] if decision and decision["reason"] != view["state"] else ""
+    click.echo(f"{view['job_id']} is {view['state']}" + (f": {reason}" if reason else ""))
     _show_waiting(decision)
     _show_attempts(answer["attempts"])
     if view["restarts_used"]:

@@ -1,4 +1,7 @@
-"""`groundplane models` and `groundplane usage`: registered models, and what was used."""
+"""`groundplane models` and `groundplane usage`: registered models, and what was used.
+
+`deploy` and `services` are in `services.py` and only named here.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from groundplane.cli.client import (
     show_time,
     state_option,
 )
+from groundplane.cli.services import deploy_command as deploy_command  # noqa: PLC0414
+from groundplane.cli.services import services_command as services_command  # noqa: PLC0414
 
 
 @click.group(

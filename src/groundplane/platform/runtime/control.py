@@ -132,10 +132,6 @@ async def _listen(platform: Platform, options: argparse.Namespace) -> None:
 
 def other_routers() -> list[Router]:
     """Routes of other rooms under the same API."""
-    from importlib.util import find_spec
-
-    if find_spec("groundplane.platform.serving.routes") is None:
-        return []
     from groundplane.platform.serving.routes import router
 
     return [router]

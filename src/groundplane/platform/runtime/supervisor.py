@@ -130,7 +130,7 @@ class Supervisor:
                     self._stop()
                     return 2
                 if code is not None:
-                    self._say(f"{child.name} ended with {code}, starting it again: {child.last_words()}")
+                    self._say(f"{child.name} {how_it_ended(code)}; it is started again: {child.last_words()}")
             for child in self._children:
                 if child.process is None and time.monotonic() >= child.restart_at_s:
                     child.start()
@@ -223,6 +223,11 @@ def children_of(state: Path, options: argparse.Namespace) -> list[Child]:
         Child("control", control, logs / "control.log", (options.fd,)),
         Child("gateway", gateway, logs / "gateway.log"),
     ]
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def _unblock() -> None:
