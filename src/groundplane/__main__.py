@@ -1,0 +1,5 @@
+"""`python -m groundplane` is `groundplane`."""
+
+from groundplane.cli.main import main
+
+main()
