@@ -105,8 +105,8 @@ class JobWatch:
         return Fault("kill -9 of the control plane", before.step, 0, 0.0)
 
     def _wait_for_step(self, line: Line, share: float) -> None:
-        assert_step = round(share * self._train_steps)
-        self._wait(line, lambda steps, _job: bool(steps) and steps[-1].step >= assert_step)
+        wanted_step = round(share * self._train_steps)
+        self._wait(line, lambda steps, _job: bool(steps) and steps[-1].step >= wanted_step)
 
     def _wait(self, line: Line, is_met: Callable[[list[StepPoint], dict[str, Any]], bool]) -> dict[str, Any]:
         while True:
