@@ -43,7 +43,7 @@ class LlamaShape(Struct, frozen=True, forbid_unknown_fields=True):
         if self.hidden % self.heads:
             raise InputError("must be divisible by heads", field="hidden", value=self.hidden)
         if self.hidden // self.heads % 2:
-            raise InputError("must be an even multiple of heads, for rotary positions", field="hidden", value=self.hidden)
+            raise InputError("must be an even multiple of heads", field="hidden", value=self.hidden)
         if self.heads % self.kv_heads:
             raise InputError("must divide heads", field="kv_heads", value=self.kv_heads)
 

@@ -21,6 +21,8 @@ from groundplane.spec.errors import InputError
 from groundplane.spec.job import TrainSpec
 
 _POLL_S: Final = 0.02
+SETTLE_LIMIT_S: Final = 5.0
+"""How long the others may take to end by themselves after one rank has failed or stopped."""
 KILL_LIMIT_S: Final = 10.0
 """Longest wait for a killed rank to be gone."""
 
@@ -98,8 +100,8 @@ class LocalGang:
         return (self._work_dir / f"rank-{rank}.log").read_text(errors="replace")
 
     def _settle(self) -> None:
-        """Gives the other ranks a moment to fail by themselves, for the sake of their logs."""
-        deadline = time.monotonic() + 1.0
+        """Gives the other ranks a moment to end by themselves, for the sake of their logs and exit codes."""
+        deadline = time.monotonic() + SETTLE_LIMIT_S
         while any(process.poll() is None for process in self.processes) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 

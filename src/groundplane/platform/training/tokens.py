@@ -54,9 +54,8 @@ def prepare(job_dir: Path, spec: TrainSpec, *, attempt: str) -> DataInfo:
     May be killed at any moment and called again; what is visible is complete.
 
     Raises:
-        InputError: a source of text is missing or empty, or the folder was built for another corpus.
+        InputError: a row without text, or the folder was built for another corpus.
     """
-    corpus.check(spec.data, spec.text_field)
     tokenizer_dir, data_dir = job_dir / "tokenizer", job_dir / "data"
     if not tokenizer_dir.is_dir():
         built = _fresh(job_dir / f"tokenizer.tmp.{attempt}")

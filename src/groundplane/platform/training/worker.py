@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from groundplane.platform.training import corpus
 from groundplane.platform.training.failures import TrainingFailure
 from groundplane.platform.training.fence import Fence
 from groundplane.platform.training.files import publish_over, remove_tree, write_json
@@ -146,6 +147,7 @@ def run(settings: Settings, spec: TrainSpec) -> int:
     """Trains to the end or to SIGTERM; returns the exit code."""
     # torch takes seconds to import; what can be refused without it has been by now.
     if settings.rank == 0:
+        corpus.check(spec.data, spec.text_field)
         check_disk(settings.job_dir, spec)
     import torch
 
@@ -174,6 +176,9 @@ def _prepare(settings: Settings, spec: TrainSpec, ranks: Any) -> tuple[Fence | N
     if ranks.first:
         try:
             fence = Fence(settings.job_dir, settings.fence)
+            with fence.held():
+                for leftover in settings.job_dir.glob("*.tmp.*"):
+                    remove_tree(leftover) if leftover.is_dir() else leftover.unlink()
             outcome = (fence.attempt, tokens.prepare(settings.job_dir, spec, attempt=fence.attempt))
         except (InputError, TrainingFailure, OSError) as error:
             failure = error

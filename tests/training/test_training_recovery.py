@@ -1,0 +1,113 @@
+"""A killed run ends in the bits of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from training_runs import final, losses, read_lines, tiny_spec, wait_for
+
+from groundplane.platform.training import launch
+from groundplane.platform.training.checkpoint import read_manifest
+
+pytestmark = pytest.mark.real
+CHOICE = random.Random(20261130)
+
+
+def there(folder: Path, pattern: str) -> Callable[[], bool]:
+    return lambda: any(folder.glob(pattern))
+
+
+def at_step(work_dir: Path, step: int) -> Callable[[], bool]:
+    return lambda: max(losses(work_dir), default=0) >= step
+
+
+def kill_at(job_dir: Path, work_dir: Path, ranks: int, condition: Callable[[], bool]) -> bool:
+    """Starts an attempt and ends one random rank by SIGKILL at `condition`, then the others.
+
+    Returns whether the attempt was killed, not finished.
+    """
+    gang = launch.LocalGang(job_dir, work_dir, ranks)
+    try:
+        killed = wait_for(condition, gang)
+        gang.processes[CHOICE.randrange(ranks)].send_signal(signal.SIGKILL)
+        gang.wait(60.0)
+    finally:
+        gang.kill()
+    reported = [line["checkpoint"] for line in read_lines(work_dir) if "checkpoint" in line]
+    if reported:
+        manifest, problem = read_manifest(job_dir / "checkpoints" / f"step-{reported[-1]}")
+        assert manifest is not None, f"reported as durable and is not: {problem}"
+    return killed
+
+
+def test_five_kills_leave_the_bits_of_the_undisturbed_run(
+    undisturbed: Path, corpus: Path, tmp_path: Path
+) -> None:
+    job_dir = tmp_path / "job"
+    launch.write_spec(job_dir, tiny_spec(corpus))
+    first, second = CHOICE.randrange(5, 9), CHOICE.randrange(14, 20)
+    points: list[Callable[[Path], Callable[[], bool]]] = [
+        lambda _: there(job_dir, "data.tmp.*/tokens.bin"),
+        lambda work: at_step(work, first),
+        lambda _: there(job_dir, "checkpoints/step-*.tmp.f3/*"),
+        lambda work: at_step(work, second),
+        lambda _: there(job_dir, "export.tmp.*/config.json"),
+    ]
+    kept: dict[int, float] = {}
+    kills = 0
+    for number, point in enumerate(points):
+        work_dir = tmp_path / f"a{number}"
+        kills += kill_at(job_dir, work_dir, 2, point(work_dir))
+        kept |= losses(work_dir)
+    assert launch.run_local(job_dir, tmp_path / "last", 2) == [0, 0], (
+        tmp_path / "last" / "rank-0.log"
+    ).read_text()
+    kept |= losses(tmp_path / "last")
+    assert kills == 5
+    assert final(job_dir)["weights_sha256"] == final(undisturbed)["weights_sha256"]
+    assert kept == losses(undisturbed / "work")
+    assert not list(job_dir.glob("**/*.tmp.*"))
+
+
+def test_fsdp2_resumes_in_the_same_bits(corpus: Path, tmp_path: Path) -> None:
+    for name in ("plain", "killed"):
+        launch.write_spec(tmp_path / name, tiny_spec(corpus, parallel="fsdp2", steps=12, checkpoint_every=3))
+    assert launch.run_local(tmp_path / "plain", tmp_path / "p0", 2) == [0, 0]
+    assert kill_at(tmp_path / "killed", tmp_path / "k0", 2, at_step(tmp_path / "k0", 7))
+    assert launch.run_local(tmp_path / "killed", tmp_path / "k1", 2) == [0, 0]
+    assert min(losses(tmp_path / "k1")) > 1
+    assert final(tmp_path / "killed")["weights_sha256"] == final(tmp_path / "plain")["weights_sha256"]
+
+
+def test_sigterm_saves_and_another_number_of_ranks_goes_on(
+    undisturbed: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """Told to one rank, both stop after the same step with the state saved; one rank then trains the rest."""
+    job_dir = tmp_path / "job"
+    launch.write_spec(job_dir, tiny_spec(corpus, checkpoint_every=24))
+    gang = launch.LocalGang(job_dir, tmp_path / "two", 2)
+    try:
+        assert wait_for(at_step(tmp_path / "two", 3), gang)
+        os.kill(gang.processes[1].pid, signal.SIGTERM)
+        assert gang.wait(60.0) == [143, 143]
+    finally:
+        gang.kill()
+    stopped_at = max(losses(tmp_path / "two"))
+    assert read_lines(tmp_path / "two")[-1] == {"checkpoint": stopped_at}
+    assert launch.run_local(job_dir, tmp_path / "one", 1) == [0]
+    rest = losses(tmp_path / "one")
+    assert list(rest) == list(range(stopped_at + 1, 25))
+    expected = losses(undisturbed / "work")
+    assert all(abs(rest[step] - expected[step]) < 1e-5 for step in rest)
+
+
+def test_a_finished_job_is_left_alone(undisturbed: Path, tmp_path: Path) -> None:
+    before = (undisturbed / "final.json").stat().st_mtime_ns
+    assert launch.run_local(undisturbed, tmp_path / "again", 1) == [0]
+    assert (undisturbed / "final.json").stat().st_mtime_ns == before
+    assert "already complete" in (tmp_path / "again" / "rank-0.log").read_text()
