@@ -1,0 +1,95 @@
+"""Software stacks as the model sees them: facts about what a stack does, and a handful of fitted numbers.
+
+Every number is physics that a profiler could show: how much of a kernel's benchmark rate is held over a step, what
+a layer's host code takes, how much communication hides. Nothing is per model or per measurement. The fitted
+values lie in `catalog/calibration/training.json` with the manifest of what they were fitted to.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from groundplane.spec.errors import unknown_name
+
+
+class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
+    """One software stack.
+
+    Facts:
+        fused_attention: attention never stores scores (FlashAttention and its kin).
+        fused_loss: the cross entropy never stores logits in float32.
+        overlaps_backward: gradients are reduced while the backward pass runs.
+        gathers_ahead: sharded weights are gathered while the layer before computes.
+        balances_stages: embedding and head count as work when layers are dealt to pipeline stages.
+        gradient_bytes: of one gradient element, as reduced.
+        gathers_in_fp32: sharded weights travel as float32.
+        ties_tensor_backward: tensor-parallel reductions of the backward pass run beside weight gradients.
+
+    Fitted (see `FITTED`):
+        sustained: share of a kernel's benchmark rate that is held over a step (clocks under load, cold caches,
+            gaps between kernels).
+        small_share: as `sustained`, for memory-bound operators against the streaming rate.
+        hidden_passes: reads or writes of the hidden state per layer and pass beyond those of fused kernels.
+        host_s_per_operator: host time to launch one operator of the forward pass.
+        step_overhead_s: what a step costs once: batch, loss to the host, logging, optimizer's bookkeeping.
+        link_share: share of the benchmarked speed of collectives that is reached beside computing.
+        exposed_share: share of overlapped communication that shows all the same, as compute slowed by it.
+        optimizer_passes: reads or writes of a float32 word per parameter of the rank in an optimizer step.
+    """
+
+    name: str
+    fused_attention: bool = True
+    fused_loss: bool = False
+    overlaps_backward: bool = True
+    gathers_ahead: bool = True
+    balances_stages: bool = False
+    gradient_bytes: float = 4.0
+    gathers_in_fp32: bool = False
+    ties_tensor_backward: bool = False
+    sustained: float = 0.93
+    small_share: float = 0.9
+    hidden_passes: float = 2.0
+    host_s_per_operator: float = 8e-6
+    step_overhead_s: float = 5e-3
+    link_share: float = 0.85
+    exposed_share: float = 0.2
+    optimizer_passes: float = 10.0
+
+
+FITTED = (
+    "sustained",
+    "small_share",
+    "hidden_passes",
+    "host_s_per_operator",
+    "step_overhead_s",
+    "link_share",
+    "exposed_share",
+    "optimizer_passes",
+)
+"""The parameters that a fit may move; the rest are facts."""
+
+
+@functools.cache
+def shipped_profiles() -> dict[str, StackProfile]:
+    """Profiles by name, as fitted."""
+    text = resources.files("groundplane.catalog").joinpath("calibration", "training.json").read_bytes()
+    data: dict[str, Any] = msgspec.json.decode(text)
+    profiles = msgspec.convert(data["profiles"], list[StackProfile])
+    return {profile.name: profile for profile in profiles}
+
+
+def stack_profile(name: str) -> StackProfile:
+    """The profile of a stack.
+
+    Raises:
+        InputError: unknown name.
+    """
+    profiles = shipped_profiles()
+    if name not in profiles:
+        raise unknown_name("software stack", name, profiles)
+    return profiles[name]
