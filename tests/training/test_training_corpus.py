@@ -79,8 +79,11 @@ def test_what_cannot_be_trained_on_is_refused(
     parquet.write_table(pyarrow.table({"body": ["x"], "id": [1]}), tmp_path / "t.parquet")
     with pytest.raises(InputError) as caught:
         texts.check([source.replace("{dir}", str(tmp_path)) for source in data], field)
-    expected = message.replace("{dir}", str(tmp_path)).replace(
-        "{none}", "no such file, folder or built-in corpus"
+    expected = message.format(
+        dir=tmp_path,
+        rows=f"{tmp_path}/rows.jsonl:1",
+        table=f"{tmp_path}/t.parquet",
+        none="no such file, folder or built-in corpus",
     )
     # The value itself is left out: it holds the test's folder and may be cut.
     assert re.sub(r", got '.*?'(?=;|$)", "", str(caught.value)) == expected
