@@ -237,3 +237,24 @@ PUBLISHED = {
 @pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
 def test_published_sizes(name: str, parameters: int) -> None:
     assert resolve_llm(name).parameters().total == parameters
+
+
+def test_the_examples_in_the_documentation_load(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "cluster-files.md").read_text()
+    blocks = [part.split("```")[0] for part in text.split("```yaml\n")[1:]]
+    assert len(blocks) == 3
+    for block in blocks:
+        file = tmp_path / "example.yaml"
+        file.write_text(block)
+        if block.startswith("kind: cluster"):
+            assert resolve_cluster(file).num_nodes == 64
+        else:
+            known = catalog_with_file(file)
+            assert resolve_cluster("our-npux16", catalog=known).num_chips == 16
+
+
+def test_a_server_without_a_usual_fabric_makes_no_preset(tmp_path: Path) -> None:
+    file = tmp_path / "more.yaml"
+    file.write_text("servers:\n  bare: {chip: h100, chips: 8, scaleup_size: 8}\n")
+    with pytest.raises(InputError, match="names no usual fabric"):
+        resolve_cluster("barex2", catalog=catalog_with_file(file))

@@ -91,7 +91,7 @@ def test_one_block_counted_by_hand() -> None:
     space = LayoutSpace(TrainingJob(llm_from_config(DENSE), 32), 8, 8, {"cp": 1.0})
     block = space.block((2, 1, 2, 2))
     assert block is not None
-    # With 4 micro-batches all schedules (interleaved: vpp 3), with 2 no DualPipe, with 1 no interleaving either.
+    # With 4 micro-batches all schedules (interleaved: vpp 3), with 2 no DualPipe, with 1 no interleaving.
     pipelines = 4 + 3 + 2
     shardings = 4  # nothing, ZeRO-1, ZeRO-2, ZeRO-3 over both
     recomputes = 3 + 3

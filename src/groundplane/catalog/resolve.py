@@ -258,7 +258,10 @@ def _preset(text: str, known: Catalog) -> ClusterSpec:
 
 def _of_servers(text: str, server: str, count: int, known: Catalog) -> ClusterSpec:
     data = {"kind": "cluster", "name": text.lower(), "nodes": count, "server": server}
-    cluster = from_data(_expand_cluster(data, known), ClusterSpec)
+    complete = _expand_cluster(data, known)
+    if "fabric" not in complete:
+        raise InputError("names no usual fabric: write a cluster file", field="server", value=server)
+    cluster = from_data(complete, ClusterSpec)
     full = cluster.server
     if not full.scaleup_torus or cluster.num_chips >= full.scaleup_size:
         return cluster
