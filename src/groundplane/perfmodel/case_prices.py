@@ -8,10 +8,10 @@ import numpy as np
 
 from groundplane.perfmodel.evidence import FloatArray
 from groundplane.perfmodel.memory import rough_rank_bytes
-from groundplane.perfmodel.profiles import StackProfile
+from groundplane.perfmodel.profiles import FACTS, StackProfile
 from groundplane.perfmodel.published import Case
 from groundplane.perfmodel.strategy import Layouts
-from groundplane.perfmodel.training import TrainingJob, price_training
+from groundplane.perfmodel.training import StepModel, TrainingJob
 
 LAYOUT_FIELDS = (
     "tp", "cp", "pp", "vpp", "ep", "dp", "micro_batch", "num_micro", "zero", "sequence_parallel", "recompute",
@@ -63,10 +63,16 @@ class _Group:
         )
         self.layouts = Layouts.of(**columns)
         self._allowed = self._fitting()
+        self._model: StepModel | None = None
+        self._facts: tuple[object, ...] = ()
 
     def step_s(self, profiles: Mapping[str, StackProfile]) -> FloatArray:
-        first = self.cases[0]
-        prices = price_training(self.job, first.cluster, self.layouts, profiles[first.stack]).step_s
+        profile = profiles[self.cases[0].stack]
+        facts = tuple(getattr(profile, name) for name in FACTS)
+        if self._model is None or facts != self._facts:
+            self._model = StepModel(self.job, self.cases[0].cluster, self.layouts, profile)
+            self._facts = facts
+        prices = self._model.prices(profile).step_s
         best = np.full(len(self.cases), np.inf)
         np.minimum.at(best, self.owner, np.where(self._allowed, prices, np.inf))
         return best

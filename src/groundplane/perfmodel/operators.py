@@ -1,4 +1,4 @@
-"""Time of the operators of one layer, forward and backward, for many layouts at once.
+"""Benchmark time of the operators of one layer, forward and backward, for many layouts at once.
 
 Each operator is listed from the architecture: its products by shape, attention, what memory-bound operators read
 and write, how many operators the host launches, and the communication that a layer waits for. Shapes are those of
@@ -35,16 +35,20 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class Pass:
-    """Seconds of one pass of one micro-batch through a part of the model, by kind; `operators` is a count.
+    """Benchmark seconds of one pass of one micro-batch through a part of the model, by kind.
 
-    Communication is what the layer waits for before it can go on; none of it is hidden yet.
+    `hidden` is one more read or write of the hidden state in each layer, which a stack may do several times;
+    `operators` counts what the host launches. Communication is all of it, none hidden: `tensor` and `expert` are
+    what a layer waits for, `beside` can run beside weight gradients, `context` beside attention.
     """
 
     matmul: FloatArray
     attention: FloatArray
     memory_bound: FloatArray
+    hidden: FloatArray
     operators: FloatArray
     tensor: FloatArray
+    beside: FloatArray
     context: FloatArray
     expert: FloatArray
 
@@ -102,7 +106,8 @@ class LayerPricer:
         self.chip, self.links, self.model, self.seq = chip, links, model, float(seq)
         self.precision, self.profile, self.layouts = precision, profile, layouts
         self.tokens = layouts.micro_batch * self.seq / layouts.cp
-        self._memory = kernels.memory_curve(chip)
+        memory = kernels.memory_curve(chip)
+        self._rate = memory.memory_bytes_per_s * memory.efficiency
         split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
         self._hidden_bytes = self.tokens * model.hidden * precision.activation_bytes / split
         self._tensor_inside = np.minimum(layouts.tp, float(links.chips_per_domain))
@@ -215,7 +220,7 @@ class LayerPricer:
                 seconds = kernels.matmul_time_s(
                     self.chip, name, linear.rows, linear.outputs, linear.inputs, linear.batch, which
                 )
-                result.matmul += seconds / self.profile.sustained
+                result.matmul += seconds
                 result.operators += 1.0
             if name in SCALED_FORMATS:
                 self._add_casts(result, linear, backward=backward)
@@ -236,14 +241,12 @@ class LayerPricer:
     def _add_attention(self, result: Pass, attention: AttentionSpec, *, backward: bool) -> None:
         heads = np.maximum(attention.heads / self.layouts.tp, 1.0)
         if self.profile.fused_attention:
-            seconds = self._fused(attention, heads, backward=backward)
-            result.attention += seconds / self.profile.sustained
+            result.attention += self._fused(attention, heads, backward=backward)
             result.operators += 2.0 if backward else 1.0
         else:
-            seconds = np.zeros(len(self.layouts))
             self._add_stored_scores(result, attention, heads, backward=backward)
         if np.any(self.layouts.cp > 1):
-            self._add_context(result, attention, seconds, backward=backward)
+            self._add_context(result, attention, backward=backward)
 
     def _fused(self, attention: AttentionSpec, heads: FloatArray, *, backward: bool) -> FloatArray:
         cp = self.layouts.cp
@@ -286,18 +289,14 @@ class LayerPricer:
                 products = [(rows, depth, columns), (depth, columns, rows)]
             for m, n, k in products:
                 seconds = kernels.matmul_time_s(self.chip, self.precision.other, m, n, k, count)
-                result.attention += seconds / self.profile.sustained
+                result.attention += seconds
                 result.operators += 1.0
         scores = count * queries * self.seq
-        stream = Pass.nothing(len(layouts))
-        self._stream(stream, scores * (11.0 if backward else 9.0))
-        result.attention += stream.memory_bound
+        self._stream(result, scores * (11.0 if backward else 9.0))
         result.operators += 3.0
 
-    def _add_context(
-        self, result: Pass, attention: AttentionSpec, compute_s: FloatArray, *, backward: bool
-    ) -> None:
-        """Keys and values go round the ring while the block before is computed; backward brings gradients too."""
+    def _add_context(self, result: Pass, attention: AttentionSpec, *, backward: bool) -> None:
+        """Keys and values go round the ring; backward brings their gradients too."""
         layouts = self.layouts
         width = (
             attention.heads * (attention.head_dim + attention.value_dim)
@@ -311,10 +310,8 @@ class LayerPricer:
         hop = collective_time_s(
             self.links, "send_recv", block, np.where(inside, 2.0, 1.0), np.where(inside, 1.0, 2.0)
         )
-        ring = steps * hop * (2.0 if backward else 1.0) / self.profile.link_share
-        hidden = np.minimum(ring, compute_s * steps / np.maximum(layouts.cp, 1.0))
-        exposed = ring - hidden + self.profile.exposed_share * hidden
-        result.context += np.where(layouts.cp > 1, exposed, 0.0)
+        ring = steps * hop * (2.0 if backward else 1.0)
+        result.context += np.where(layouts.cp > 1, ring, 0.0)
         result.operators += np.where(layouts.cp > 1, 4.0 * steps, 0.0)
 
     # Feed-forward, norms, residuals ------------------------------------------------------------------------
@@ -356,15 +353,14 @@ class LayerPricer:
         inside = np.clip(self.links.chips_per_domain / layouts.tp, 1.0, layouts.ep)
         domains = np.ceil(layouts.ep / inside)
         each = collective_time_s(self.links, "all_to_all", message, inside, domains)
-        exposed = 2.0 * each / self.profile.link_share
-        result.expert += np.where(layouts.ep > 1, exposed, 0.0)
+        result.expert += np.where(layouts.ep > 1, 2.0 * each, 0.0)
 
     def _add_hidden(self, result: Pass, layer: LayerSpec, *, backward: bool) -> None:
         """Norms, residuals and rotary positions, and whatever else the stack does on the hidden state."""
         per_norm = 3.0 if backward else 2.0
         sums = 2 if not layer.parallel else 1
-        passes = per_norm * layer.num_norms + 3.0 * sums + self.profile.hidden_passes
-        self._stream(result, passes * self._hidden_bytes)
+        self._stream(result, (per_norm * layer.num_norms + 3.0 * sums) * self._hidden_bytes)
+        result.hidden += self._hidden_bytes / self._rate
         if self.model.position == "rope":
             attention = layer.attention
             width = (attention.heads + attention.kv_heads) * attention.head_dim / self.layouts.tp
@@ -373,8 +369,7 @@ class LayerPricer:
         result.operators += layer.num_norms + sums
 
     def _stream(self, result: Pass, num_bytes: FloatArray) -> None:
-        rate = self._memory.memory_bytes_per_s * self._memory.efficiency * self.profile.small_share
-        result.memory_bound += num_bytes / rate
+        result.memory_bound += num_bytes / self._rate
 
     # Communication of the layer ----------------------------------------------------------------------------
 
@@ -391,19 +386,13 @@ class LayerPricer:
         reduced = self._tensor_s("all_reduce", size)
         gather = self._tensor_s("all_gather", size)
         scattered = gather + self._tensor_s("reduce_scatter", size)
-        if backward:
-            scattered = scattered + gather * (
-                self.profile.exposed_share if self.profile.ties_tensor_backward else 1.0
-            )
         seconds = blocks * np.where(self.layouts.sequence_parallel > 0, scattered, reduced)
-        if backward and self.profile.ties_tensor_backward:
-            cover = result.matmul * 0.5
-            hidden = np.minimum(seconds, cover)
-            seconds = seconds - hidden + self.profile.exposed_share * hidden
+        if backward:
+            again = blocks * gather * (self.layouts.sequence_parallel > 0)
+            result.beside += np.where(self.layouts.tp > 1, again, 0.0)
         result.tensor += np.where(self.layouts.tp > 1, seconds, 0.0)
         result.operators += np.where(self.layouts.tp > 1, 2.0 * blocks, 0.0)
 
     def _tensor_s(self, kind: CollectiveKind, size: FloatArray) -> FloatArray:
         domains = np.ceil(self.layouts.tp / self._tensor_inside)
-        seconds = collective_time_s(self.links, kind, size, self._tensor_inside, domains)
-        return seconds / self.profile.link_share
+        return collective_time_s(self.links, kind, size, self._tensor_inside, domains)

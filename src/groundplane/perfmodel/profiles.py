@@ -73,6 +73,9 @@ FITTED = (
 )
 """The parameters that a fit may move; the rest are facts."""
 
+FACTS = tuple(name for name in StackProfile.__struct_fields__ if name not in (*FITTED, "name"))
+"""What a stack does, whatever its numbers."""
+
 
 @functools.cache
 def shipped_profiles() -> dict[str, StackProfile]:
