@@ -126,6 +126,28 @@ def test_many_children_and_stubborn_daemons_are_ended(make_harness: Callable[[],
     harness.close()
 
 
+def test_processes_that_fork_and_end_without_pause_are_caught(make_harness: Callable[[], Harness]) -> None:
+    """Each lives for a moment only, half of them in new sessions: a list of them is old when it is made."""
+    harness = make_harness()
+    source = (
+        "import os, time\n"
+        "for number in range(10):\n"
+        "    if os.fork() == 0:\n"
+        "        while os.fork() == 0:\n"
+        "            if number % 2:\n"
+        "                os.setsid()\n"
+        "        os._exit(0)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    harness.start(harness.launch("w.a1", python(source)))
+    log = harness.engine.log_path("w.a1", 0)
+    harness.wait(lambda: log.exists() and log.read_text() == "up\n")
+    harness.stop("w.a1", grace_s=0.0)
+    assert harness.wait_for("w.a1", "gone").outcome == "stopped"
+    harness.close()
+
+
 def test_daemon_with_an_empty_environment_is_ended_too(
     make_harness: Callable[[], Harness], tmp_path: Path
 ) -> None:

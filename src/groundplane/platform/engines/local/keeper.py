@@ -162,6 +162,7 @@ class Keeper:
         """
         begun_s = time.monotonic()
         asked: set[tuple[int, int]] = set()
+        killed: list[processes.Process] = []
         pause_s = KILL_PAUSE_S
         while True:
             self._reap()
@@ -178,8 +179,11 @@ class Keeper:
             else:
                 for process in left:
                     processes.send_signal(process, signal.SIGKILL)
-                # A process that hangs in the kernel cannot be ended now: look less and less often.
-                pause_s = min(pause_s * 1.5, KILL_PAUSE_LIMIT_S)
+                # What forks as fast as it is killed needs quick looks; what hangs in the kernel cannot be
+                # ended now: less and less often.
+                is_stuck = left == killed
+                pause_s = min(pause_s * 1.5, KILL_PAUSE_LIMIT_S) if is_stuck else KILL_PAUSE_S
+                killed = left
             self._wait(pause_s)
 
     @staticmethod

@@ -18,6 +18,7 @@ from groundplane.platform.engines.local.ranks import tree_mark
 END_LIMIT_S: Final = 5.0
 """How long one call tries to end what is left; a process that hangs in the kernel needs another call."""
 
+NUM_EMPTY_LOOKS: Final = 3
 _PAUSE_S: Final = 0.02
 
 
@@ -26,19 +27,19 @@ def end_marked(
 ) -> list[processes.Process]:
     """Kills every process with a mark and returns those that are still there after `limit_s`, best none.
 
-    A process may fork between being seen and being killed, so that only two empty looks in a row are proof.
+    A process may fork and end while the process table is read, so that one empty look is no proof. Only what
+    is never listed in NUM_EMPTY_LOOKS looks in a row escapes; a living keeper misses nothing.
     """
     deadline_s = time.monotonic() + limit_s
     num_empty_looks = 0
     while True:
         left = processes.marked(processes.scan(), mark, session_ids)
         num_empty_looks = 0 if left else num_empty_looks + 1
-        if num_empty_looks == 2 or time.monotonic() > deadline_s:
+        if num_empty_looks == NUM_EMPTY_LOOKS or time.monotonic() > deadline_s:
             return left
         for process in left:
             processes.send_signal(process, signal.SIGKILL)
-        if left:
-            time.sleep(_PAUSE_S)
+        time.sleep(_PAUSE_S)
 
 
 def close_without_keeper(folder: WorkFolder, launch: LaunchFile, trouble: str = "") -> bool:
