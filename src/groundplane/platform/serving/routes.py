@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from litestar import Request, Router, get, post
 from litestar.datastructures import State
-from litestar.params import Parameter
+from litestar.params import FromPath, QueryParameter
 from msgspec import Struct
 
 from groundplane.platform.runtime.http import authenticate, needs, read_body
@@ -39,7 +39,7 @@ async def list_models(state: State) -> list[ModelVersion]:
 
 
 @get("/models/{reference:str}")
-async def show_model(reference: str, state: State) -> ModelVersion:
+async def show_model(reference: FromPath[str], state: State) -> ModelVersion:
     """One version: `name` (the newest) or `name:3`."""
     return await asyncio.to_thread(registry.find, state.database, reference)
 
@@ -70,8 +70,8 @@ async def register_model(request: Request[Key, Any, State], state: State) -> Mod
 async def list_usage(
     request: Request[Key, Any, State],
     state: State,
-    by: Annotated[str, Parameter(description="project, key, model or day")] = "project",
-    day: Annotated[str | None, Parameter(pattern=r"^\d{4}-\d{2}-\d{2}$")] = None,
+    by: Annotated[str, QueryParameter(description="project, key, model or day")] = "project",
+    day: Annotated[str | None, QueryParameter(pattern=r"^\d{4}-\d{2}-\d{2}$")] = None,
 ) -> list[UsageSum]:
     """Requests and tokens, summed. An administrator sees all projects, others their own."""
     project = None if request.user.may("admin") else request.user.project
