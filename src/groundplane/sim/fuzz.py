@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -139,7 +140,8 @@ def run_seed(
         message = f"{type(error).__name__}: {error}"
     failure = None
     if message:
-        failure = Failure(seed, world.num_events, message, tuple(world.last_events))
+        last_events = tuple(f"{now_ns} {event} -> {actions}" for now_ns, event, actions in world.last_events)
+        failure = Failure(seed, world.num_events, message, last_events)
     return SeedResult(seed, world.num_events, world.num_faults, world.driver.core.digest(), failure)
 
 
@@ -163,7 +165,7 @@ class _World:
         )
         self.num_faults = 0
         self.num_events = 0
-        self.last_events: list[str] = []
+        self.last_events: deque[tuple[int, AnyEvent, list[AnyAction]]] = deque(maxlen=12)
         self.is_healed = False
         self._held: dict[str, list[AnyEvent]] = {}
         self._offers: dict[str, NodeJoined] = {}
@@ -204,7 +206,8 @@ class _World:
 
     def _plan_jobs(self) -> None:
         pick = self.random
-        for number in range(pick.randint(1, 12)):
+        busy_ns = pick.choice([2 * S, 40 * S])
+        for number in range(pick.randint(1, 20)):
             gang = self._gang()
             job = JobSubmitted(
                 job_id=f"j{number}",
@@ -217,7 +220,7 @@ class _World:
                 time_limit_ns=pick.choice([0, 0, 0, 20 * S]),
                 predicted_run_ns=pick.choice([0, 5 * S, 20 * S]),
             )
-            at_ns = pick.randrange(40 * S)
+            at_ns = pick.randrange(busy_ns)
             self._tell(job, at_ns)
             if pick.random() < 0.2:
                 self._tell(job, at_ns + pick.randrange(20 * S))
@@ -242,7 +245,10 @@ class _World:
                     drain_ns=pick.choice([0, 2 * S]),
                     generation=generation,
                 )
-                self._tell(deployed, (generation - 1) * 20 * S + pick.randrange(20 * S))
+                at_ns = (generation - 1) * 20 * S + pick.randrange(20 * S)
+                self._tell(deployed, at_ns)
+                if pick.random() < 0.2:
+                    self._tell(deployed, at_ns + pick.randrange(40 * S))
             for _ in range(pick.randint(0, 2)):
                 self._tell(ServiceScaled(service_id, pick.randint(0, 3)), pick.randrange(50 * S))
             if pick.random() < 0.3:
@@ -321,7 +327,7 @@ class _World:
 
     def _watch(self, now_ns: int, event: AnyEvent, actions: list[AnyAction]) -> None:
         self.num_events += 1
-        self.last_events = [*self.last_events[-11:], f"{now_ns} {event} -> {actions}"]
+        self.last_events.append((now_ns, event, actions))
         self.checker.check(now_ns, event, actions, self.driver.core)
 
     def _conflict(self, message: str) -> None:
@@ -378,7 +384,7 @@ class _World:
             self._snapshot,
             self._sweep,
         ]
-        for _ in range(pick.randint(0, 25)):
+        for _ in range(pick.randint(0, 40)):
             self.agenda.at(pick.randrange(FAULTS_END_NS), pick.choice(kinds))
 
     def _node_silent(self) -> None:
