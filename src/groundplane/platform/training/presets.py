@@ -7,14 +7,14 @@ from typing import Final
 from groundplane.spec.job import LlamaShape, TrainSpec
 
 TOUR: Final = TrainSpec(
-    model=LlamaShape(layers=4, hidden=256, ffn=704, heads=8, kv_heads=4, vocab=4096),
+    model=LlamaShape(layers=4, hidden=256, ffn=704, heads=8, kv_heads=4, vocab=2048),
     seq=256,
-    global_batch=16,
-    micro_batch=8,
-    steps=60,
-    learning_rate=2e-3,
-    warmup_steps=6,
-    checkpoint_every=10,
+    global_batch=8,
+    micro_batch=4,
+    steps=150,
+    learning_rate=3e-3,
+    warmup_steps=15,
+    checkpoint_every=15,
 )
 """The tour's training: about a minute on two cores, one a rank, on the sources of Python's own library."""
 
