@@ -208,6 +208,24 @@ class EngineContract:
         third.close()
         assert third.reports == second.reports
 
+    def test_reattach_again_only_repeats(self, harness: Harness) -> None:
+        harness.start(harness.launch("w.a1", shell(_FOREVER)))
+        harness.wait_for("w.a1", "started")
+        for _ in range(2):
+            harness.reattach("w.a1")
+        harness.wait(lambda: harness.whats("w.a1") == ["started"] * 3)
+        harness.stop("w.a1", grace_s=1.0)
+        harness.wait_for("w.a1", "gone")
+        harness.reattach("w.a1")
+        harness.wait(lambda: harness.whats("w.a1")[3:] == ["gone", "started", "gone"])
+        assert len(set(harness.of("w.a1"))) == 2
+
+    def test_reattach_of_what_never_started_waits_for_a_start(self, harness: Harness) -> None:
+        harness.reattach("w.a1")
+        harness.start(harness.launch("w.a1", shell("exit 0")))
+        harness.wait_for("w.a1", "gone")
+        assert harness.whats("w.a1") == ["started", "gone"]
+
     def test_start_repeated_by_the_next_control_plane(
         self, make_harness: Callable[[], Harness], tmp_path: Path
     ) -> None:

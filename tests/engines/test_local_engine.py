@@ -545,6 +545,31 @@ def test_placement_elsewhere_starts_nothing(make_harness: Callable[[], Harness])
     harness.close()
 
 
+def test_living_work_that_cannot_be_read_is_not_called_gone(
+    make_harness: Callable[[], Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: WorkFolder) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    first = make_harness()
+    launch = first.launch("w.a1", FOREVER)
+    first.start(launch)
+    first.wait_for("w.a1", "started")
+    first.close()
+    second = make_harness()
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkFolder, "launch", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            second.start(launch)
+        with pytest.raises(OSError, match="Too many open files"):
+            second.stop("w.a1")
+    assert second.reports == []
+    second.start(launch)
+    second.wait_for("w.a1", "started")
+    second.stop("w.a1", grace_s=1.0)
+    second.wait_for("w.a1", "gone")
+
+
 def test_one_engine_a_state_folder(make_harness: Callable[[], Harness]) -> None:
     harness = make_harness()
     with pytest.raises(InputError, match="another running control plane"):

@@ -24,7 +24,7 @@ import msgspec
 
 from groundplane.platform.engines.contract import Launch, NodeOffer, Report
 from groundplane.platform.engines.local import readiness
-from groundplane.platform.engines.local.folder import StopFile, WorkFolder, write_struct
+from groundplane.platform.engines.local.folder import LaunchFile, StopFile, WorkFolder, write_struct
 from groundplane.platform.engines.local.follower import Follower
 from groundplane.platform.engines.local.launching import (
     NODE_ID,
@@ -38,7 +38,7 @@ from groundplane.platform.engines.local.launching import (
 )
 from groundplane.platform.engines.local.ranks import FOLDER_VARIABLE
 from groundplane.platform.engines.local.remains import end_marked
-from groundplane.platform.engines.local.sweep import signal_keeper
+from groundplane.platform.engines.local.sweep import is_gone, signal_keeper
 from groundplane.spec.errors import InputError, InvariantError
 
 WITHOUT_FILES_POSITION: Final = 2**31 - 1
@@ -201,35 +201,33 @@ class LocalEngine:
         if follower is not None and follower.launch.fence == launch.fence:
             self._spawn_if_needed(follower)
             return
+        folder = self._folder(launch.work_id)
         try:
             check_work_id(launch.work_id)
-            folder = self._folder(launch.work_id)
-            former = folder.launch()
-            if former is not None and former.fence == launch.fence:
-                self._follow(Follower(folder, former))
-                return
-            if folder.stop(launch.fence) is not None:
-                self._emit(_stopped_before_start(launch.work_id, launch.fence))
-                return
-            if former is not None:
-                self._make_room(folder, former.fence, launch.fence)
-            file = launch_file(launch, self._devices)
-            write_launch(folder, file)
-        except (LaunchRefused, OSError) as error:
-            detail = f"cannot prepare the start: {error}" if isinstance(error, OSError) else str(error)
-            self._emit(_start_failed(launch, detail))
+        except LaunchRefused as refusal:
+            self._emit(_start_failed(launch, str(refusal)))
             return
-        self._follow(Follower(folder, file))
+        # An error of reading from here on says nothing of what runs: it goes to the caller to try again.
+        former = folder.launch()
+        if former is not None and former.fence == launch.fence:
+            self._follow(Follower(folder, former))
+        elif folder.stop(launch.fence) is not None:
+            self._emit(_stopped_before_start(launch.work_id, launch.fence))
+        else:
+            self._start_new(folder, former, launch)
 
-    def _make_room(self, folder: WorkFolder, former_fence: int, fence: int) -> None:
-        """Puts the folder of an older fence aside, if that one is gone."""
-        if former_fence > fence:
-            raise LaunchRefused(f"fence {fence} is older than {former_fence}, which was started before")
-        if folder.path.name in self._followers or not any(
-            line.what == "gone" for line in folder.keeper_lines()
-        ):
-            raise LaunchRefused(f"fence {former_fence} of this work is not gone yet")
-        os.rename(folder.path, folder.path.with_name(f"{folder.path.name}~{former_fence}"))
+    def _start_new(self, folder: WorkFolder, former: LaunchFile | None, launch: Launch) -> None:
+        try:
+            file = launch_file(launch, self._devices)
+            if former is not None:
+                _make_room(folder, former.fence, launch.fence)
+            write_launch(folder, file)
+        except LaunchRefused as refusal:
+            self._emit(_start_failed(launch, str(refusal)))
+        except OSError as error:
+            self._emit(_start_failed(launch, f"cannot prepare the start: {error}"))
+        else:
+            self._follow(Follower(folder, file))
 
     def _follow(self, follower: Follower) -> None:
         """Repeats what was reported, starts the keeper if none has ever come, and watches from now on."""
@@ -286,7 +284,11 @@ class LocalEngine:
             if folder.stop(fence) is not None:
                 self._emit(_stopped_before_start(work_id, fence))
             return
-        self._follow(Follower(folder, launch))
+        if work_id in self._followers:
+            # Only one follower may write seen.jsonl: this one only reads it.
+            self._emit(*Follower(folder, launch).replay())
+        else:
+            self._follow(Follower(folder, launch))
 
     def _note_ready(self, follower: Follower, ready: bool) -> None:
         try:
@@ -320,6 +322,15 @@ class LocalEngine:
 
     def _folder(self, work_id: str) -> WorkFolder:
         return WorkFolder(self._works_dir / work_id)
+
+
+def _make_room(folder: WorkFolder, former_fence: int, fence: int) -> None:
+    """Puts the folder of an older fence aside, if that one is gone."""
+    if former_fence > fence:
+        raise LaunchRefused(f"fence {fence} is older than {former_fence}, which was started before")
+    if not is_gone(folder):
+        raise LaunchRefused(f"fence {former_fence} of this work is not gone yet")
+    os.rename(folder.path, folder.path.with_name(f"{folder.path.name}~{former_fence}"))
 
 
 def _stopped_before_start(work_id: str, fence: int) -> Report:

@@ -79,19 +79,19 @@ class MemoryGuard:
 
 def bound_log(path: Path, limit_bytes: int = LOG_LIMIT_BYTES) -> None:
     """Moves a log that has grown too long aside and lets it begin anew; its writers, who append, go on."""
-    try:
+    with suppress(OSError):  # trouble with a log is no reason to end what writes it
         size_bytes = path.stat().st_size
-    except FileNotFoundError:
-        return
-    if size_bytes <= limit_bytes:
-        return
-    older = path.with_name(path.name + ".1")
-    # Without space for the older part it is dropped: a full disk must not keep the log growing.
-    with suppress(OSError):
-        _copy(path, older, size_bytes - limit_bytes, 2 * limit_bytes)
-    os.truncate(path, 0)
-    with suppress(OSError), path.open("ab") as log:
-        log.write(f"[groundplane: more than {limit_bytes} bytes; what came before: {older.name}]\n".encode())
+        if size_bytes <= limit_bytes:
+            return
+        older = path.with_name(path.name + ".1")
+        # Without space for the older part it is dropped: a full disk must not keep the log growing.
+        with suppress(OSError):
+            _copy(path, older, size_bytes - limit_bytes, 2 * limit_bytes)
+        os.truncate(path, 0)
+        with path.open("ab") as log:
+            log.write(
+                f"[groundplane: more than {limit_bytes} bytes; what came before: {older.name}]\n".encode()
+            )
 
 
 def last_lines(path: Path) -> str:

@@ -73,6 +73,7 @@ class Keeper:
         self._has_children = False
         self._told_to_stop = False
         self._guard = MemoryGuard(launch.memory_bytes_per_rank)
+        self._next_memory_look_s = 0.0
 
     def run(self) -> None:
         """Starts, watches, ends, and writes `gone`. Whatever goes wrong in between, the tree is ended."""
@@ -111,7 +112,6 @@ class Keeper:
 
     def _watch(self) -> tuple[KeeperLine, float]:
         """Waits for the end of the work; returns its last line and the grace for what is left of it."""
-        next_memory_look_s = 0.0
         while True:
             self._reap()
             failed = next((rank for rank, code in self._exits.items() if code), None)
@@ -126,18 +126,29 @@ class Keeper:
                 return KeeperLine(
                     "gone", 0, outcome="stopped", detail="its folder was deleted"
                 ), SIGNAL_GRACE_S
-            now_s = time.monotonic()
-            if now_s >= next_memory_look_s:
-                excess = self._guard.excess(self._rank_of_pid)
-                if excess:
-                    return KeeperLine(
-                        "gone", 0, outcome="failed", exit_code=-signal.SIGKILL, detail=excess
-                    ), 0.0
-                next_memory_look_s = now_s + max(LOOK_S, (time.monotonic() - now_s) / LOOK_SHARE)
+            excess = self._memory_excess()
+            if excess:
+                code = -int(signal.SIGKILL)
+                return KeeperLine("gone", 0, outcome="failed", exit_code=code, detail=excess), 0.0
             for rank in range(len(self._launch.ranks)):
                 bound_log(self._folder.log_path(rank))
             self._write()
             self._wait(LOOK_S)
+
+    def _memory_excess(self) -> str:
+        """What the guard says, asked no more often than LOOK_SHARE allows."""
+        now_s = time.monotonic()
+        if now_s < self._next_memory_look_s:
+            return ""
+        try:
+            excess = self._guard.excess(self._rank_of_pid)
+        except OSError as error:
+            # The machine may be short of memory or open files: that is no fault of this work.
+            _complain(f"cannot look at memory: {error}")
+            excess = ""
+        took_s = time.monotonic() - now_s
+        self._next_memory_look_s = now_s + max(LOOK_S, took_s / LOOK_SHARE)
+        return excess
 
     def _failure(self, rank: int) -> KeeperLine:
         code = self._exits[rank]
@@ -165,12 +176,14 @@ class Keeper:
         killed: list[processes.Process] = []
         pause_s = KILL_PAUSE_S
         while True:
-            self._reap()
-            left = self._tree()
+            try:
+                left = self._left()
+            except OSError as error:
+                _complain(f"cannot read the process table: {error}")
+                self._wait(RETRY_S)
+                continue
             if not left and not self._has_children:
-                left = processes.marked(processes.scan(), self._mark, tuple(self._rank_of_pid))
-                if not left:
-                    return
+                return
             if self._stop_wanted():
                 grace_s = min(grace_s, self._grace_s())
             if time.monotonic() - begun_s < grace_s:
@@ -196,8 +209,14 @@ class Keeper:
                 # A stopped process acts on SIGTERM only once it runs again.
                 processes.send_signal(process, signal.SIGCONT)
 
-    def _tree(self) -> list[processes.Process]:
-        return processes.descendants(processes.scan(), os.getpid())
+    def _left(self) -> list[processes.Process]:
+        """Living processes of the work: its tree, and once that is empty, whatever carries its mark."""
+        self._reap()
+        found = processes.scan()
+        tree = processes.descendants(found, os.getpid())
+        if tree or self._has_children:
+            return tree
+        return processes.marked(found, self._mark, tuple(self._rank_of_pid))
 
     def _reap(self) -> None:
         """Takes note of every child that has ended; orphans of the tree are children too."""

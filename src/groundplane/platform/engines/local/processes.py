@@ -163,8 +163,9 @@ def environment_value(pid: int, name: str) -> str:
 
 
 def _environment(pid: int) -> bytes:
+    """Empty for what is gone or somebody else's; any other error passes, since it proves nothing."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return b""
