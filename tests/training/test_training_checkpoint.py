@@ -143,6 +143,17 @@ def test_an_unnumbered_attempt_follows_the_last_one(tmp_path: Path) -> None:
     ]
 
 
+def test_a_full_disk_ends_the_run_with_2(saved: Setting) -> None:
+    full = saved.folder / "step-16.tmp.f1" / "__0_0.distcp"
+    full.parent.mkdir()
+    full.symlink_to("/dev/full")
+    saved.checkpoints.save(state(16), step=16, loss=1.0, tokens=1)
+    with pytest.raises(TrainingFailure, match=r"could not be written: .*No space left on device") as caught:
+        saved.checkpoints.finish()
+    assert caught.value.exit_code == 2
+    assert saved.committed == [4, 8, 12]
+
+
 def test_a_save_that_fails_is_said_at_the_next_one(saved: Setting) -> None:
     (saved.folder / "step-16.tmp.f1").write_text("a file where the folder should be")
     saved.checkpoints.save(state(16), step=16, loss=1.0, tokens=1)

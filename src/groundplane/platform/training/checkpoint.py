@@ -9,6 +9,7 @@ which ones it passed over. Knows nothing of models or optimizers: state is a fla
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -28,7 +29,7 @@ from groundplane.platform.training.failures import TrainingFailure
 from groundplane.platform.training.fence import Fence
 from groundplane.platform.training.files import publish_over, remove_tree, sha256_file, write_json
 from groundplane.platform.training.parallel import Ranks
-from groundplane.spec.errors import InputError
+from groundplane.spec.errors import GroundplaneError, InputError, InvariantError
 
 MANIFEST: Final = "manifest.json"
 _STEP_FOLDER: Final = re.compile(r"^step-(\d+)$")
@@ -102,7 +103,8 @@ class Checkpoints:
         self._on_commit = on_commit
         self._log = log
         self._running: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._durable_step: int | None = None
+        self._failure: Exception | CheckpointException | None = None
 
     def save(self, state: dict[str, Tensor], *, step: int, loss: float, tokens: int) -> None:
         """Begins a save; returns once the state is copied to memory.
@@ -123,9 +125,12 @@ class Checkpoints:
             try:
                 future.result()  # type: ignore[union-attr]
                 self._commit(target, manifest)
-            except BaseException as error:  # noqa: BLE001 - carried to the training thread, which raises it
+                self._durable_step = step
+            except (CheckpointException, GroundplaneError, RuntimeError, OSError) as error:
+                # Carried to the training thread, which raises it.
                 self._failure = error
 
+        self._durable_step = None
         self._running = threading.Thread(target=complete, name=f"checkpoint-{step}", daemon=True)
         self._running.start()
 
@@ -135,10 +140,13 @@ class Checkpoints:
         Raises:
             TrainingFailure: it failed.
         """
-        if self._running is not None:
-            self._running.join()
-            self._running = None
+        if self._running is None:
+            return
+        self._running.join()
+        self._running = None
         self.raise_failure()
+        if self._durable_step is None:
+            raise InvariantError("a checkpoint's thread ended without a result")
 
     def raise_failure(self) -> None:
         """Raises what went wrong in the background, if anything did."""
@@ -147,7 +155,9 @@ class Checkpoints:
             return
         if isinstance(failure, TrainingFailure):
             raise failure
-        raise TrainingFailure(f"a checkpoint could not be written: {describe(failure)}") from failure
+        raise TrainingFailure(
+            f"a checkpoint could not be written: {describe(failure)}", exit_code=exit_code_of(failure)
+        ) from failure
 
     def load_latest(self, make_state: Callable[[], dict[str, Tensor]]) -> Manifest | None:
         """Reads the newest good checkpoint into the tensors of `make_state()`, in place.
@@ -216,7 +226,7 @@ class Checkpoints:
 
         Its collectives follow those of the writer in the same group, and a save begins only after this ended.
         """
-        own, problem = {}, ""
+        own, problem, code = {}, "", 1
         try:
             written = [
                 *target.glob(f"__{self._ranks.rank}_*"),
@@ -233,10 +243,10 @@ class Checkpoints:
                 records = {name: record for files, _ in parts for name, record in files.items()}
                 self._publish(target, msgspec.structs.replace(manifest, files=records))
             except (OSError, TrainingFailure) as error:
-                problem = describe(error)
-        problem = self._ranks.share(problem, background=True)
+                problem, code = describe(error), exit_code_of(error)
+        problem, code = self._ranks.share((problem, code), background=True)
         if problem:
-            raise TrainingFailure(f"checkpoint of step {manifest.step} could not be written: {problem}")
+            raise TrainingFailure(f"a checkpoint could not be written: {problem}", exit_code=code)
         if self._ranks.first:
             self._on_commit(manifest.step)
 
@@ -281,6 +291,17 @@ def refuse_other(saved: dict[str, Any], wanted: dict[str, Any], name: str) -> No
                 field=key,
                 value=value,
             )
+
+
+def exit_code_of(error: BaseException) -> int:
+    """2 for a full disk, which a restart does not empty; the failure's own code; else 1."""
+    if isinstance(error, CheckpointException):
+        return max(exit_code_of(inner[0]) for inner in error.failures.values())
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return 2
+    causes = [cause for cause in (error.__cause__, error.__context__) if cause is not None]
+    inherited = max((exit_code_of(cause) for cause in causes), default=1)
+    return error.exit_code if isinstance(error, TrainingFailure) else inherited
 
 
 def describe(error: BaseException) -> str:

@@ -8,6 +8,7 @@ OMP_NUM_THREADS. Exit codes: 0 done, 1 failed, 2 bad input, 143 stopped by SIGTE
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -53,9 +54,10 @@ def main() -> None:
     except InputError as error:
         _leave(str(error), 2, say=rank == 0)
     except TrainingFailure as error:
-        _leave(str(error), 1, say=True)
+        _leave(str(error), error.exit_code, say=True)
     except OSError as error:
-        _leave(f"{error.filename or 'system'}: {error.strerror or error}", 1, say=True)
+        code = 2 if error.errno in {errno.ENOSPC, errno.EDQUOT} else 1
+        _leave(f"{error.filename or 'system'}: {error.strerror or error}", code, say=True)
     except RuntimeError as error:
         if not _lost_peer(error):
             raise
