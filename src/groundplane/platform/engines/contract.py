@@ -60,7 +60,10 @@ class Report(Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """The contract. All methods return at once; results come as reports to the callback given to `open`."""
+    """The contract. All methods return at once; results come as reports to the callback given to `open`.
+
+    An OSError of `start`, `stop` or `reattach` says nothing of what runs: the call is to be made again.
+    """
 
     name: str
 
