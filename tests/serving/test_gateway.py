@@ -410,3 +410,45 @@ def test_goes_on_while_sql_is_away(served: Platform) -> None:
             assert post(served, CHAT).status_code == 200
         assert len(served.usage()) == 1
     served.wait_usage(lambda rows: len(rows) == 6)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_outlasts_the_drain_is_told_and_settled(
+    platform: Platform, slow_counting: Counting, stream: bool
+) -> None:
+    platform.endpoint("tiny", f"{slow_counting.root}/v1")
+    platform.start("--drain-s", "0.3")
+    answers: list[httpx.Response] = []
+    body = CHAT | {"max_tokens": 1000, "stream": stream}
+    thread = threading.Thread(target=lambda: answers.append(post(platform, body)))
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not any(count["completion_tokens"] > 2 for count in slow_counting.counts().values()):
+        assert time.monotonic() < deadline
+    assert platform.kill(signal.SIGTERM) == 0
+    thread.join()
+    assert answers[0].status_code == (200 if stream else 503)
+    assert "The gateway is stopping." in answers[0].text
+    (row,) = platform.usage().values()
+    (count,) = slow_counting.counts().values()
+    assert (row["outcome"], row["partial"], row["counted_by"]) == ("interrupted", True, "server")
+    assert row["tokens_out"] == count["completion_tokens"]
+    assert "Traceback" not in platform.log.read_text()
+
+
+def test_a_full_disk_refuses_requests(platform: Platform, counting: Counting) -> None:
+    """What cannot be metered is not served; once there is room, it is."""
+    import resource
+
+    platform.endpoint("tiny", f"{counting.root}/v1")
+    platform.start()
+    assert post(platform, CHAT).status_code == 200
+    (segment,) = (platform.state / "metering").glob("segment-*.log")
+    assert platform.process is not None
+    # The limit on a file's size stands in for a full disk; it takes all files, so SQL is full as well.
+    resource.prlimit(platform.process.pid, resource.RLIMIT_FSIZE, (segment.stat().st_size + 50, 2**40))
+    answer = post(platform, CHAT)
+    assert (answer.status_code, error_of(answer)["code"]) == (503, "gateway_unavailable")
+    resource.prlimit(platform.process.pid, resource.RLIMIT_FSIZE, (2**40, 2**40))
+    assert post(platform, CHAT).status_code == 200
+    platform.wait_usage(lambda rows: len(rows) == 2)

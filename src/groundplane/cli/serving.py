@@ -90,11 +90,13 @@ def register_model(
 @state_option
 @json_option
 def usage_command(by: str, day: str | None, as_csv: bool, state: Path, as_json: bool) -> int:
-    """Requests and tokens used, from the metering ledger; partial ones were cut short."""
-    sums = Client(state).get("/api/usage", by=by, day=day)
+    """Requests and tokens used, and device time, from the ledgers. Partial requests were cut short."""
+    client = Client(state)
+    sums = client.get("/api/usage", by=by, day=day)
     columns = ["num_requests", "num_partial", "tokens_in", "tokens_cached", "tokens_out"]
     if as_json:
-        print_json([{by: one["group"], **{name: one[name] for name in columns}} for one in sums])
+        requests = [{by: one["group"], **{name: one[name] for name in columns}} for one in sums]
+        print_json({"requests": requests, "devices": client.get("/api/ledger")})
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow([by, *columns])
@@ -103,7 +105,15 @@ def usage_command(by: str, day: str | None, as_csv: bool, state: Path, as_json: 
         rows = [[one["group"], *(f"{one[name]:,}" for name in columns)] for one in sums]
         heads = [by, "requests", "partial", "tokens in", "of these cached", "tokens out"]
         print_table(heads, rows, empty="No requests were metered yet.")
+        click.echo(_device_time(client.get("/api/ledger")))
     return 0
+
+
+def _device_time(ledger: dict[str, int]) -> str:
+    accounts = ("busy", "allocated_idle", "wasted_by_failure", "fragmentation", "maintenance", "free")
+    parts = [f"{name.replace('_', ' ')} {ledger[f'{name}_ns'] / 1e9:,.1f}" for name in accounts]
+    total = f"{ledger['total_ns'] / 1e9:,.1f}"
+    return f"Device-seconds of {ledger['num_devices']} devices: {total} = " + " + ".join(parts)
 
 
 def _list_models(state: Path, as_json: bool) -> None:

@@ -31,6 +31,8 @@ ASK_LIMIT_S: Final = 5.0
 ASK_UNKNOWN_S: Final = 0.5
 """A server that knows nothing of a request this long after its end never got it."""
 ASK_EVERY_S: Final = 0.02
+CLOSE_LIMIT_S: Final = 3.0
+"""How long the end of the process waits for servers; what stays open is closed by the next gateway."""
 MAX_ASKS: Final = 64
 
 log = logging.getLogger(__name__)
@@ -96,8 +98,7 @@ class Ledger:
         progress_s = loop.time()
         while True:
             await asyncio.sleep(FOLD_S)
-            while self._unwritten and self._write(self._unwritten[0]):
-                self._unwritten.popleft()
+            self._write_late()
             if loop.time() - progress_s >= PROGRESS_S:
                 progress_s = loop.time()
                 self._note_progress()
@@ -131,7 +132,8 @@ class Ledger:
     async def close(self) -> None:
         """Waits for questions to servers, folds once more, and closes the log."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=ASK_LIMIT_S + 1)
+            await asyncio.wait(self._tasks, timeout=CLOSE_LIMIT_S)
+        self._write_late()
         await self.fold()
         self._log.close()
 
@@ -142,6 +144,10 @@ class Ledger:
             log.error("metering log cannot be written: %s", error)
             return False
         return True
+
+    def _write_late(self) -> None:
+        while self._unwritten and self._write(self._unwritten[0]):
+            self._unwritten.popleft()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -159,6 +159,7 @@ class MeteringLog:
         self._file = -1
         self._size_bytes = 0
         self._changed = threading.Event()
+        self._sync_error: OSError | None = None
         self._closing = False
         self._file_lock = threading.Lock()
         self._next_segment()
@@ -174,8 +175,12 @@ class MeteringLog:
         """Writes one record to the operating system; on disk at most `SYNC_INTERVAL_S` and a sync later.
 
         Raises:
-            OSError: it could not be written whole (a full disk); nothing of it counts.
+            OSError: it could not be written whole (a full disk), and nothing of it counts; or an earlier
+                record could not be synced, after which nothing is taken until the gateway is started again.
         """
+        if self._sync_error is not None:
+            # What was written since may be lost with the power: the log promises nothing any more.
+            raise self._sync_error
         line = frame(record)
         if self._size_bytes + len(line) > SEGMENT_LIMIT_BYTES:
             self._next_segment()
@@ -224,6 +229,10 @@ class MeteringLog:
             if not self._closing:
                 time.sleep(SYNC_INTERVAL_S)
             self._changed.clear()
-            self.sync()
+            try:
+                self.sync()
+            except OSError as error:
+                self._sync_error = error
+                return
             if self._closing:
                 return

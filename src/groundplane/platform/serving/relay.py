@@ -55,9 +55,14 @@ class Relay:
         except ClientGone:
             self._cut(call, "cancelled", 499)
         except asyncio.CancelledError:
-            if not call.finished:
-                self._cut(call, "interrupted", 503)
-            raise
+            # Only the end of the process cancels, after `DRAIN_S`: the client is told, and the task ends.
+            if call.finished:
+                raise
+            self._cut(call, "interrupted", 503)
+            stopping = not_ready("The gateway is stopping.")
+            if not call.is_event_stream:
+                raise stopping from None
+            await call.send({"type": "http.response.body", "body": stopping.event()})
         finally:
             if not call.finished and call.replica is not None:
                 # A fault of our own: the request is settled all the same.
@@ -167,7 +172,7 @@ class Relay:
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         data = call.data
-        call.data = b""
+        call.data = call.body = b""
         try:
             while data:
                 out = tail.feed(data)
