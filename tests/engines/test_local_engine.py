@@ -597,6 +597,45 @@ def test_program_that_cannot_be_executed(make_harness: Callable[[], Harness], tm
     harness.close()
 
 
+@pytest.mark.parametrize(
+    ("command", "env"),
+    [
+        (("/bin/true", "a\0b"), {}),
+        (("/bin/tr\0ue",), {}),
+        ((), {}),
+        (("",), {}),
+        (("/bin/true",), {"A": "a\0b"}),
+        (("/bin/true",), {"A=B": "c"}),
+        (("/bin/true", "\udcff"), {}),
+        (("/bin/true", "x" * 3_000_000), {}),
+        (("/etc/passwd",), {}),
+        (("/etc",), {}),
+    ],
+)
+def test_command_that_no_machine_can_run(
+    make_harness: Callable[[], Harness], command: tuple[str, ...], env: dict[str, str]
+) -> None:
+    harness = make_harness()
+    harness.start(harness.launch("w.a1", FOREVER, command, env=env))
+    gone = harness.wait_for("w.a1", "gone")
+    assert gone.outcome == "start_failed"
+    assert gone.detail
+    assert harness.whats("w.a1") == ["gone"]
+
+
+def test_state_folder_whose_name_is_not_utf_8(
+    tmp_path: Path, new_harness: Callable[[Engine], Harness], tag: str
+) -> None:
+    state = tmp_path / os.fsdecode(b"st\xffate")
+    harness = new_harness(LocalEngine(state))
+    harness.start(harness.launch("w.a1", FOREVER))
+    harness.wait_for("w.a1", "started")
+    harness.stop("unknown.a1")
+    harness.wait_for("unknown.a1", "gone")
+    harness.close()
+    assert sweep(state, 1.0).ended == ("w.a1",)
+
+
 def test_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     log = LineLog(tmp_path / "log.jsonl")
     log.append(b"one", b"two")

@@ -224,7 +224,7 @@ class LocalEngine:
             write_launch(folder, file)
         except LaunchRefused as refusal:
             self._emit(_start_failed(launch, str(refusal)))
-        except OSError as error:
+        except (OSError, UnicodeEncodeError) as error:
             self._emit(_start_failed(launch, f"cannot prepare the start: {error}"))
         else:
             self._follow(Follower(folder, file))

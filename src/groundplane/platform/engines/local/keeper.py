@@ -105,7 +105,8 @@ class Keeper:
                 self._rank_of_pid[pid] = rank
         except ranks.RankStartError as error:
             return KeeperLine("gone", 0, outcome="start_failed", detail=str(error)), 0.0
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            # ValueError: a zero byte in a command, which no system call can carry.
             return KeeperLine("gone", 0, outcome="start_failed", detail=f"cannot start: {error}"), 0.0
         self._say(KeeperLine("started", time.time_ns(), pids=tuple(self._rank_of_pid)))
         return None

@@ -100,13 +100,14 @@ def write_launch(folder: WorkFolder, file: LaunchFile) -> None:
 
     Raises:
         OSError: no space or no permission; no launch.json and no new folder is left behind.
+        UnicodeEncodeError: a command, variable or current folder that is not UTF-8; nothing is left either.
     """
     is_new = not folder.path.exists()
     folder.path.mkdir(parents=True, exist_ok=True)
     try:
         write_struct(folder.launch_path, file, mode=0o600)
         sync_folder(folder.path.parent)
-    except OSError:
+    except (OSError, UnicodeEncodeError):
         folder.launch_path.unlink(missing_ok=True)
         if is_new:
             folder.path.rmdir()

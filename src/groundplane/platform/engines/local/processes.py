@@ -80,7 +80,7 @@ def marked(processes: Iterable[Process], mark: str, session_ids: Iterable[int] =
         mark: the whole entry, `NAME=value`.
         session_ids: pids of session leaders, such as ranks.
     """
-    entry = mark.encode()
+    entry = os.fsencode(mark)
     sessions = frozenset(session_ids)
     own_pid = os.getpid()
     found = []
