@@ -14,22 +14,19 @@ Rabenseifner, Gropp 2005; NCCL's own `PERFORMANCE.md` for bus bandwidth). Knows 
 from __future__ import annotations
 
 import functools
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 import numpy as np
 
 from groundplane.perfmodel import link_catalogue
-from groundplane.perfmodel.curves import FloatArray, Numbers, smooth_max
-from groundplane.perfmodel.evidence import Evidence, weaker
+from groundplane.perfmodel.curves import smooth_max
+from groundplane.perfmodel.evidence import Evidence, FloatArray, Numbers, weaker
 from groundplane.perfmodel.links import TierCurve
 from groundplane.spec.cluster import ClusterSpec
 from groundplane.spec.errors import unknown_name
 
 CollectiveKind = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv", "barrier"
-]
-KINDS: Final = (
     "all_reduce",
     "all_gather",
     "reduce_scatter",
@@ -38,7 +35,10 @@ KINDS: Final = (
     "reduce",
     "send_recv",
     "barrier",
-)
+    "moe_dispatch",
+    "moe_combine",
+]
+KINDS: Final[tuple[str, ...]] = get_args(CollectiveKind)
 _TIER_SHARPNESS: Final = 4.0
 
 
@@ -74,16 +74,22 @@ def collective_time_s(
     ranks_per_domain: Numbers,
     num_domains: Numbers = 1,
     concurrent_groups: Numbers | None = None,
+    fan_out: Numbers = 8,
 ) -> FloatArray:
     """Seconds of one collective; arrays broadcast; groups of one rank take no time.
 
     Args:
         links: of the cluster, from `cluster_links`.
-        kind: which collective; `send_recv` is one rank sending to one other (num_domains > 1: in another
-        domain). message_bytes: the whole buffer of one rank, as nccl-tests count it. ranks_per_domain: ranks
-        of the group in each domain. num_domains: domains that the group spans. concurrent_groups: groups of
-        one domain that use the cards at the same time; by default all that fit
+        kind: which collective. `send_recv`: one rank to one other (in another domain if num_domains > 1).
+            `moe_dispatch`, `moe_combine`: tokens to and from their experts, each sent once to every rank (and
+            once over the cards to every domain) that holds one of them, experts drawn evenly.
+        message_bytes: the whole buffer of one rank, as nccl-tests count it; for the two of MoE, tokens of one
+            rank x hidden size x bytes, before they fan out.
+        ranks_per_domain: ranks of the group in each domain.
+        num_domains: domains that the group spans.
+        concurrent_groups: groups of one domain that use the cards at the same time; by default all that fit
             into the domain, as in training, where every rank takes part in a group of the same kind.
+        fan_out: experts a token goes to (only for MoE).
 
     Raises:
         InputError: unknown collective.
@@ -93,21 +99,24 @@ def collective_time_s(
     size = np.asarray(message_bytes, dtype=np.float64)
     inside = np.asarray(ranks_per_domain, dtype=np.float64)
     domains = np.asarray(num_domains, dtype=np.float64)
-    ranks = inside * domains
-    groups = (
-        np.maximum(links.chips_per_domain / inside, 1.0)
-        if concurrent_groups is None
-        else np.asarray(concurrent_groups, dtype=np.float64)
-    )
-    scaleup_s, scaleup_latency_s = _scaleup(links, kind, size, inside, domains)
-    if links.scaleout is None:
-        total = scaleup_s + scaleup_latency_s
-    else:
-        scaleout_s, scaleout_latency_s = _scaleout(links, links.scaleout, kind, size, inside, domains, groups)
-        # The tier that costs more latency hides most of the other's: pieces flow through both in a pipeline.
-        latency = np.where(domains > 1, scaleout_latency_s, scaleup_latency_s)
-        total = latency + smooth_max(scaleup_s, scaleout_s, _TIER_SHARPNESS)
-    return np.asarray(np.where(ranks > 1, total, 0.0), dtype=np.float64)
+    experts = np.asarray(fan_out, dtype=np.float64)
+    inner = links.scaleup.curve(kind)
+    moved = _scaleup_bytes(links, kind, size, inside, domains, experts)
+    scaleup_s = np.where(inside > 1, inner.transfer_s(moved, inside, links.scaleup.bytes_per_s), 0.0)
+    total = (inner.latency_s(inside) + scaleup_s) * inner.corrected(size)
+    if links.scaleout is not None:
+        groups = (
+            np.maximum(links.chips_per_domain / inside, 1.0)
+            if concurrent_groups is None
+            else np.asarray(concurrent_groups, dtype=np.float64)
+        )
+        outer = links.scaleout.curve(kind)
+        sent, share = _scaleout_bytes(links, kind, size, inside, domains, groups, experts)
+        scaleout_s = outer.transfer_s(sent, domains, share)
+        # Pieces flow through both tiers in a pipeline: the slower one shows, and the cards' latency.
+        across = outer.latency_s(domains) + smooth_max(scaleup_s, scaleout_s, _TIER_SHARPNESS)
+        total = np.where(domains > 1, across * outer.corrected(size), total)
+    return np.asarray(np.where(inside * domains > 1, total, 0.0), dtype=np.float64)
 
 
 def collective_evidence(links: Links, num_domains: int = 1) -> Evidence:
@@ -117,7 +126,7 @@ def collective_evidence(links: Links, num_domains: int = 1) -> Evidence:
     return weaker(links.scaleup_evidence, links.scaleout_evidence)
 
 
-def bus_bytes(kind: CollectiveKind, size: FloatArray, ranks: FloatArray) -> FloatArray:
+def bus_bytes(kind: str, size: FloatArray, ranks: FloatArray) -> FloatArray:
     """Bytes that every rank must send at least: message size times nccl-tests' bus factor."""
     share = (ranks - 1.0) / np.maximum(ranks, 1.0)
     if kind == "all_reduce":
@@ -129,48 +138,57 @@ def bus_bytes(kind: CollectiveKind, size: FloatArray, ranks: FloatArray) -> Floa
     return np.where(ranks > 1, size, 0.0 * size)
 
 
-def _scaleup(
-    links: Links, kind: CollectiveKind, size: FloatArray, inside: FloatArray, domains: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Transfer and latency inside the domain. Between domains the inner part is the same collective over r ranks."""
+def distinct_targets(ranks: FloatArray, fan_out: FloatArray) -> FloatArray:
+    """Other ranks of `ranks` that a token sent to `fan_out` random experts reaches, on average."""
+    holds = 1.0 - (1.0 - 1.0 / ranks) ** fan_out
+    return (ranks - 1.0) * holds
+
+
+def _scaleup_bytes(
+    links: Links, kind: str, size: FloatArray, inside: FloatArray, domains: FloatArray, fan_out: FloatArray
+) -> FloatArray:
+    """Bytes a rank sends inside the domain, where the same collective runs over the ranks there."""
+    if kind in ("moe_dispatch", "moe_combine"):
+        # What comes over the cards is passed on inside the domain, so all deliveries cross these links.
+        return size * distinct_targets(inside * domains, fan_out)
     moved = bus_bytes(kind, size, inside)
     if kind == "all_to_all":
         moved = moved / domains
+        if links.torus:
+            # On a ring of K chips a byte crosses K/4 links on average; a chip's links carry what all send.
+            moved = moved * max(1.0, sum(length for length in links.torus if length > 1) / 4.0)
     if kind == "send_recv":
         moved = np.where(domains > 1, 0.0, size)
-    if links.torus and kind == "all_to_all":
-        # On a ring of K chips a byte crosses K/4 links on average; the links of a chip carry what all send.
-        moved = moved * max(1.0, sum(length for length in links.torus if length > 1) / 4.0)
-    curve = links.scaleup.curve(kind)
-    transfer = curve.transfer_s(moved, links.scaleup.bytes_per_s)
-    return np.where(inside > 1, transfer, 0.0), np.where(inside > 1, curve.latency(inside), 0.0)
+    return moved
 
 
-def _scaleout(
+def _scaleout_bytes(
     links: Links,
-    tier: TierCurve,
-    kind: CollectiveKind,
+    kind: str,
     size: FloatArray,
     inside: FloatArray,
     domains: FloatArray,
     groups: FloatArray,
+    fan_out: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Transfer and latency over the cards: bytes that leave a domain over the group's share of its cards."""
-    moved = bus_bytes(kind, size, domains)
-    if kind == "all_to_all":
-        moved = moved * inside
-    share = links.domain_nic_bytes_per_s / groups
-    if kind == "send_recv":
-        share = np.minimum(share, links.nic_bytes_per_s)
+    """Bytes of the group that leave each domain, and the group's share of the domain's cards (bytes/s)."""
+    if kind in ("moe_dispatch", "moe_combine"):
+        moved = size * inside * distinct_targets(domains, fan_out)
+    elif kind == "all_to_all":
+        moved = bus_bytes(kind, size, domains) * inside
+    else:
+        moved = bus_bytes(kind, size, domains)
     # One rank drives one card: a group with few ranks in a domain cannot use all cards of it.
-    share = np.minimum(share, np.maximum(inside * links.nic_bytes_per_s, 1.0))
-    if links.oversubscription > 1.0 and links.domains_per_leaf > 0 and kind in ("all_to_all", "send_recv"):
+    driven = links.nic_bytes_per_s * (np.ones_like(inside) if kind == "send_recv" else inside)
+    share = np.minimum(links.domain_nic_bytes_per_s / groups, driven)
+    if links.oversubscription > 1.0 and links.domains_per_leaf > 0 and kind not in _RINGS:
         # Rings leave a leaf once, so only traffic between any two domains meets the thin links above it.
         above = np.maximum(1.0 - links.domains_per_leaf / domains, 0.0)
         share = share / (1.0 + above * (links.oversubscription - 1.0))
-    curve = tier.curve(kind)
-    transfer = curve.transfer_s(moved, np.maximum(share, 1.0))
-    return np.where(domains > 1, transfer, 0.0), np.where(domains > 1, curve.latency(domains), 0.0)
+    return moved, np.maximum(share, 1.0)
+
+
+_RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier")
 
 
 class _Cluster:
@@ -209,7 +227,7 @@ def _links(name: str, key: _Cluster) -> Links:  # noqa: ARG001
         domain_nic_bytes_per_s=nic * cards_per_chip * cluster.scaleup_size,
         oversubscription=cluster.fabric.oversubscription,
         domains_per_leaf=int(per_leaf // servers_per_domain),
-        torus=cluster.fabric.torus,
+        torus=server.scaleup_torus or cluster.fabric.torus,
         scaleup_evidence=inside[1],
         scaleout_evidence=inside[1] if outside is None else outside[1],
     )

@@ -9,9 +9,15 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+Numbers = npt.ArrayLike
+"""A number or an array of numbers; arrays broadcast against each other."""
 
 Grade = Literal["measured", "family", "data-sheet"]
-"""`measured`: fitted to this chip or fabric; `family`: to its kin; `data-sheet`: nothing of its kind was measured."""
+"""`measured`: fitted to this chip or fabric; `family`: to its kin; `data-sheet`: to nothing."""
 
 _ORDER: dict[Grade, int] = {"measured": 0, "family": 1, "data-sheet": 2}
 
@@ -29,6 +35,14 @@ class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ratio_p90: float
     num_points: int
     source: str
+
+
+def evidence_of(grade: Grade, ratio: FloatArray, source: str, *, least_spread: float = 0.0) -> Evidence:
+    """Evidence from ratios measured / predicted; the interval is at least `least_spread` wide either way."""
+    low, middle, high = (float(value) for value in np.quantile(ratio, [0.1, 0.5, 0.9]))
+    return Evidence(
+        grade, min(low, 1.0 - least_spread), middle, max(high, 1.0 + least_spread), int(ratio.size), source
+    )
 
 
 def weaker(first: Evidence, second: Evidence) -> Evidence:

@@ -1,12 +1,23 @@
-"""Kernel curves for chips that were not probed: fitted parameters by chip, by family, or by data sheet."""
+"""Kernel curves for chips that were not probed: fitted parameters by chip, by family, or defaults.
+
+The parameters lie in `catalog/calibration/matmul.json` and `attention.json`, written by the scripts under
+`calibration/`. They are relative to the data sheet (efficiencies), so that a chip with twice the memory
+bandwidth is priced as such; cores come from the chip's description, or from the calibration where that is
+silent.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import functools
+import re
+from importlib import resources
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
-from groundplane.perfmodel.curves import AttentionCurve, MatmulCurve, MemoryCurve, Tile
+from groundplane.perfmodel.correction import GridCorrection
+from groundplane.perfmodel.curves import AttentionCurve, MatmulCurve, MemoryCurve
 from groundplane.perfmodel.evidence import Evidence
 from groundplane.spec.cluster import ChipSpec
 from groundplane.spec.errors import unknown_name
@@ -21,7 +32,51 @@ _SPELLINGS: Final = {
     "mxfp8": "fp8_block", "float8": "fp8", "float8_e4m3": "fp8",
 }  # fmt: skip
 
-_CPU_TILES: Final = (Tile(16, 64),)
+_MEASURED_AS: Final = {"fp16": "bf16", "tf32": "bf16", "int8": "fp8", "fp32": "bf16"}
+"""Format whose curve a format takes, with its own peak and element size, where it was not timed itself."""
+
+ANY: Final = "any"
+"""Name of the curve that is the mean of all chips."""
+
+_USUAL_SHARE: Final = 0.78
+"""Share of peak that a large product usually reaches on the chips of the tables."""
+
+_CPU_TILES: Final = ((16, 64),)
+_FEW_CORES: Final = 16
+"""Chips with fewer cores have very wide ones (TPU, NeuronCore): no waves, but padding to the array's edge."""
+
+
+class FittedCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One fitted curve: parameters by field name, correction, and how it did on what it had not seen."""
+
+    name: str
+    dtype: str
+    parameters: dict[str, float]
+    residuals: Evidence
+    correction: tuple[float, ...] = ()
+    num_cores: int | None = None
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A calibration file: curves by chip and by family, and what they were fitted to."""
+
+    source: str
+    form: str
+    axes: tuple[tuple[float, ...], ...]
+    families: dict[str, str]
+    """Pattern of chip names -> family."""
+    chips: tuple[FittedCurve, ...]
+    family_curves: tuple[FittedCurve, ...]
+    best_rates: dict[str, dict[str, float]] = {}
+    """Best rate that anyone measured for a large product, FLOP/s, by chip and format."""
+    best_rates_source: str = ""
+
+
+@functools.cache
+def calibration(kind: str) -> Calibration:
+    """The shipped calibration of one kind of kernel ("matmul", "attention")."""
+    text = resources.files("groundplane.catalog").joinpath("calibration", f"{kind}.json").read_bytes()
+    return msgspec.json.decode(text, type=Calibration)
 
 
 def canonical_dtype(dtype: str) -> str:
@@ -37,31 +92,56 @@ def canonical_dtype(dtype: str) -> str:
 
 
 def base_curve(chip: ChipSpec, dtype: str) -> MatmulCurve:
-    """The curve from the data sheet alone, with shared defaults for all that a data sheet does not say."""
+    """The curve from the data sheet alone, with defaults for all that a data sheet does not say."""
     name = canonical_dtype(dtype)
-    is_cpu = chip.kind == "cpu"
-    output_bytes = 4.0 if name in ("fp32", "tf32") else 2.0
     curve = MatmulCurve(
         peak_flops_per_s=chip.peak("fp8" if name == "fp8_block" else name),
         memory_bytes_per_s=chip.memory_bytes_per_s,
-        num_cores=chip.num_cores or 1,
+        num_cores=chip.num_cores or 128,
         input_bytes=_BYTES[name],
-        output_bytes=output_bytes,
+        output_bytes=4.0 if name in ("fp32", "tf32") else 2.0,
     )
-    if is_cpu:
-        return msgspec.structs.replace(curve, tiles=_CPU_TILES, fill_k=32.0, wave_weight=0.2, floor_s=2e-6)
-    if (chip.num_cores or 0) < 16:
-        # A TPU or NeuronCore has few, very wide cores: quantisation is that of the systolic array, not of
-        # waves.
-        return msgspec.structs.replace(curve, tiles=(Tile(256, 256),), wave_weight=0.0)
+    if chip.kind == "cpu":
+        return msgspec.structs.replace(
+            curve,
+            tiles=_CPU_TILES,
+            fill_k=32.0,
+            wave_weight=0.2,
+            floor_s=2e-6,
+            tile_load=0.0,
+            loop_s_per_k=0.0,
+        )
+    if (chip.num_cores or 128) < _FEW_CORES:
+        return msgspec.structs.replace(
+            curve, tiles=((256, 256),), wave_weight=0.0, tile_load=0.0, loop_s_per_k=0.0
+        )
     return curve
 
 
 def matmul(chip: ChipSpec, dtype: str) -> tuple[MatmulCurve, Evidence]:
     """The curve for products of a format on a chip, with its evidence."""
-    return base_curve(chip, dtype), Evidence(
-        "data-sheet", 0.75, 1.0, 1.35, 0, "data sheet and shared defaults"
-    )
+    base = base_curve(chip, dtype)
+    if chip.kind == "cpu":
+        return base, Evidence("data-sheet", 0.6, 1.0, 1.8, 0, "data sheet of a CPU and defaults")
+    table = calibration("matmul")
+    name = _timed_format(chip, canonical_dtype(dtype))
+    found = _find(table, chip, name)
+    if found is None:
+        curve, evidence = base, Evidence("data-sheet", 0.7, 1.0, 1.45, 0, "data sheet and defaults")
+    else:
+        fitted, evidence = found
+        wide = (chip.num_cores or 128) < _FEW_CORES
+        kept = ("efficiency", "memory_efficiency", "floor_s") if wide else tuple(fitted.parameters)
+        changes: dict[str, Any] = {key: fitted.parameters[key] for key in kept}
+        if fitted.correction and not wide:
+            changes["correction"] = GridCorrection(axes=table.axes, values=fitted.correction)
+        if chip.num_cores is None and fitted.num_cores is not None:
+            changes["num_cores"] = fitted.num_cores
+        curve = msgspec.structs.replace(base, **changes)
+    best = table.best_rates.get(chip.name, {}).get(name)
+    if best is not None and evidence.grade != "measured":
+        return _scaled_to(curve, best), Evidence("family", 0.85, 1.0, 1.2, 1, table.best_rates_source)
+    return curve, evidence
 
 
 def weight_gradient(chip: ChipSpec, curve: MatmulCurve) -> MatmulCurve:
@@ -76,26 +156,100 @@ def weight_gradient(chip: ChipSpec, curve: MatmulCurve) -> MatmulCurve:
 
 
 def attention(
-    chip: ChipSpec, dtype: str, product: MatmulCurve, evidence: Evidence
+    chip: ChipSpec, dtype: str, product: MatmulCurve, product_evidence: Evidence
 ) -> tuple[AttentionCurve, Evidence]:
-    """The curve for fused attention, from that for products of the same format where nothing better is known."""
+    """The curve for fused attention: fitted, or from that for products where attention was not timed."""
     is_cpu = chip.kind == "cpu"
-    curve = AttentionCurve(
+    base = AttentionCurve(
         peak_flops_per_s=product.peak_flops_per_s,
         memory_bytes_per_s=product.memory_bytes_per_s,
         num_cores=product.num_cores,
-        element_bytes=_BYTES[canonical_dtype(dtype)],
-        efficiency=product.efficiency * (0.4 if is_cpu else 0.75),
+        element_bytes=max(2.0, product.input_bytes),
+        efficiency=product.efficiency * (0.4 if is_cpu else 0.65),
         memory_efficiency=product.memory_efficiency,
-        floor_s=product.floor_s,
+        floor_s=product.floor_s * 2.5,
         block_q=32 if is_cpu else 128,
-        block_kv=128,
     )
-    spread = 1.6 if evidence.grade == "data-sheet" else 1.35
-    return curve, Evidence("data-sheet", 1 / spread, 1.0, spread, 0, "products of the same format x 0.75")
+    found = (
+        None if is_cpu else _find(calibration("attention"), chip, _timed_format(chip, canonical_dtype(dtype)))
+    )
+    if found is None:
+        spread = 1.6 if product_evidence.grade == "data-sheet" else 1.35
+        return base, Evidence("data-sheet", 1 / spread, 1.0, spread, 0, "share of the rate of products")
+    fitted, evidence = found
+    changes: dict[str, Any] = dict(fitted.parameters)
+    if fitted.name == ANY:
+        # A chip that reaches less of its peak in products does so in attention.
+        changes["efficiency"] *= min(1.0, _reached(product) / (_USUAL_SHARE * product.peak_flops_per_s))
+    if fitted.correction:
+        changes["correction"] = GridCorrection(axes=calibration("attention").axes, values=fitted.correction)
+    return msgspec.structs.replace(base, **changes), evidence
 
 
 def memory(chip: ChipSpec) -> tuple[MemoryCurve, Evidence]:
-    """The curve for memory-bound operators."""
-    curve = MemoryCurve(memory_bytes_per_s=chip.memory_bytes_per_s)
-    return curve, Evidence("data-sheet", 0.85, 1.0, 1.2, 0, "data sheet x 0.85")
+    """The curve for memory-bound operators; the rate is what products that only stream weights reach."""
+    found = None if chip.kind == "cpu" else _find(calibration("matmul"), chip, "bf16")
+    if found is None:
+        curve = MemoryCurve(memory_bytes_per_s=chip.memory_bytes_per_s)
+        return curve, Evidence("data-sheet", 0.85, 1.0, 1.25, 0, "data sheet x 0.85")
+    fitted, evidence = found
+    curve = MemoryCurve(
+        memory_bytes_per_s=chip.memory_bytes_per_s, efficiency=fitted.parameters["memory_efficiency"]
+    )
+    return curve, msgspec.structs.replace(
+        evidence, ratio_p10=0.88, ratio_p90=1.15, source="streaming rate of thin products: " + evidence.source
+    )
+
+
+def family_of(table: Calibration, chip_name: str) -> str | None:
+    """The family of a chip, by its name."""
+    return next((family for pattern, family in table.families.items() if re.search(pattern, chip_name)), None)
+
+
+def _timed_format(chip: ChipSpec, dtype: str) -> str:
+    """The format whose timings price `dtype` on the chip: its own, unless the chip computes it as another."""
+    stands_in = "fp8" if dtype == "fp8_block" else dtype
+    if dtype in ("fp8", "fp8_block", "fp4") and stands_in not in chip.peak_flops_per_s:
+        return _timed_format(chip, {"fp4": "fp8"}.get(dtype, "bf16"))
+    return dtype
+
+
+def _find(table: Calibration, chip: ChipSpec, dtype: str) -> tuple[FittedCurve, Evidence] | None:
+    """The nearest fitted curve: the chip's, its family's, then those of all chips; own format before kin."""
+    family = family_of(table, chip.name)
+    formats = (dtype, _MEASURED_AS[dtype]) if dtype in _MEASURED_AS else (dtype,)
+    for curves, key in (
+        (table.chips, chip.name),
+        (table.family_curves, family),
+        (table.family_curves, "any"),
+    ):
+        for name in formats:
+            for curve in curves:
+                if curve.name == key and curve.dtype == name:
+                    return curve, _as_kin(curve.residuals, dtype, name)
+    return None
+
+
+def _as_kin(residuals: Evidence, dtype: str, timed: str) -> Evidence:
+    if timed == dtype or (dtype, timed) == ("fp16", "bf16"):
+        return residuals
+    return msgspec.structs.replace(
+        residuals,
+        grade="family" if residuals.grade == "measured" else residuals.grade,
+        ratio_p10=residuals.ratio_p10 * 0.9,
+        ratio_p90=residuals.ratio_p90 * 1.1,
+        source=f"{residuals.source}, timed in {timed}",
+    )
+
+
+def _scaled_to(curve: MatmulCurve, best_flops_per_s: float) -> MatmulCurve:
+    """The curve at the efficiency with which a large product comes within 4 % of the best measured rate."""
+    return msgspec.structs.replace(
+        curve, efficiency=curve.efficiency * 0.96 * best_flops_per_s / _reached(curve)
+    )
+
+
+def _reached(curve: MatmulCurve) -> float:
+    """FLOP/s of a large square product."""
+    edge = np.array(8192.0)
+    return 2.0 * 8192.0**3 / float(curve.time_s(edge, edge, edge))

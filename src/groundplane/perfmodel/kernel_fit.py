@@ -1,33 +1,65 @@
-"""Curves from measured points: those of `groundplane probe`, or any table of timed products.
+"""Curves from measured points: those of `groundplane probe`, or any table of timed kernels.
 
-The fit is a damped Gauss-Newton over the logarithms of few parameters (Levenberg 1944, Marquardt 1963), on
-log ratios with a robust weight (Huber), so that one disturbed timing does not bend the curve. Numpy only: it
+A fit is a damped Gauss-Newton over the logarithms of few parameters (Levenberg 1944, Marquardt 1963) on log
+ratios with a robust weight (Huber), so that one disturbed timing does not bend the curve, and with a weak
+pull to the first guess, so that what the points do not determine stays where physics put it. Numpy only: it
 runs inside `groundplane plan` on a probed machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
 
-from groundplane.perfmodel.curves import FloatArray, MatmulCurve, MemoryCurve
-from groundplane.perfmodel.evidence import Evidence
+from groundplane.perfmodel.curves import MatmulCurve, MemoryCurve
+from groundplane.perfmodel.evidence import Evidence, FloatArray, evidence_of
 from groundplane.perfmodel.kernel_catalogue import base_curve, canonical_dtype
 from groundplane.spec.cluster import ChipSpec, MatmulPoint
 from groundplane.spec.errors import InputError
 
 MAX_STEPS: Final = 60
-_HUBER: Final = 0.1
+_HUBER: Final = 0.08
 """Log residual beyond which a point's pull stops growing."""
+
+_PROBE_SPREAD: Final = {"efficiency": 1.0, "floor_s": 1.0, "fill_k": 1.0, "memory_efficiency": 0.5}
+"""How far (in natural log) a probe may move each parameter from its first guess before it must argue."""
+
+CurveT = TypeVar("CurveT", bound=msgspec.Struct)
+
+
+def fit_curve(
+    start: CurveT,
+    spread: Mapping[str, float],
+    measured_s: FloatArray,
+    predict: Callable[[CurveT], FloatArray],
+) -> CurveT:
+    """The curve of `start`'s form that comes nearest to measured times.
+
+    Args:
+        start: first guess, and all parameters that stay.
+        spread: parameter to fit -> its prior standard deviation in natural log.
+        measured_s: times.
+        predict: times of a curve for the same points.
+    """
+    names = list(spread)
+    first = np.log([float(getattr(start, name)) for name in names])
+
+    def curve_of(logs: FloatArray) -> CurveT:
+        values = {name: float(value) for name, value in zip(names, np.exp(logs), strict=True)}
+        return msgspec.structs.replace(start, **values)
+
+    def residuals(logs: FloatArray) -> FloatArray:
+        return np.asarray(np.log(measured_s / predict(curve_of(logs))), dtype=np.float64)
+
+    pull = 0.1 / np.array([spread[name] for name in names])
+    return curve_of(least_squares(residuals, first, pull))
 
 
 def fit_matmul(points: Sequence[MatmulPoint], start: MatmulCurve) -> MatmulCurve:
-    """The curve of `start`'s form that comes nearest to the points.
-
-    Fits rate, floor, loop fill and, where at least 12 points are given, the memory efficiency.
+    """The curve nearest to a few timed products: rate, floor, loop fill and, from 12 points on, memory rate.
 
     Args:
         points: timed products; format and number of processes are the caller's business.
@@ -38,41 +70,29 @@ def fit_matmul(points: Sequence[MatmulPoint], start: MatmulCurve) -> MatmulCurve
     """
     if len(points) < 3:
         raise InputError("needs at least 3 measured products", value=len(points))
-    shape = np.array([(point.m, point.n, point.k) for point in points], dtype=np.float64)
+    rows, columns, depth = np.array([(point.m, point.n, point.k) for point in points], dtype=np.float64).T
     measured = np.array([point.time_s for point in points])
-    names = ["efficiency", "floor_s", "fill_k"] + (["memory_efficiency"] if len(points) >= 12 else [])
-    fastest = float(np.max(2.0 * shape.prod(axis=1) / measured))
-    first = {
-        "efficiency": max(fastest / start.peak_flops_per_s, 1e-3),
-        "floor_s": min(start.floor_s, 0.5 * float(measured.min())),
-        "fill_k": start.fill_k,
-        "memory_efficiency": start.memory_efficiency,
+    fastest = float(np.max(2.0 * rows * columns * depth / measured))
+    first = msgspec.structs.replace(
+        start,
+        efficiency=max(fastest / start.peak_flops_per_s, 1e-3),
+        floor_s=min(start.floor_s, 0.5 * float(measured.min())),
+    )
+    spread = {
+        name: sd for name, sd in _PROBE_SPREAD.items() if name != "memory_efficiency" or len(points) >= 12
     }
-
-    def curve_of(logs: FloatArray) -> MatmulCurve:
-        values = {name: float(np.exp(log)) for name, log in zip(names, logs, strict=True)}
-        return msgspec.structs.replace(start, **values)
-
-    def residuals(logs: FloatArray) -> FloatArray:
-        predicted = curve_of(logs).time_s(shape[:, 0], shape[:, 1], shape[:, 2])
-        return np.asarray(np.log(measured / predicted), dtype=np.float64)
-
-    logs = least_squares(residuals, np.log([first[name] for name in names]))
-    return curve_of(logs)
+    return fit_curve(first, spread, measured, lambda curve: curve.time_s(rows, columns, depth))
 
 
 def least_squares(
     residuals: Callable[[FloatArray], FloatArray],
     start: FloatArray,
+    pull: FloatArray,
     *,
     huber: float = _HUBER,
-    pull: float = 0.1,
     max_steps: int = MAX_STEPS,
 ) -> FloatArray:
-    """Parameters that make Huber-weighted residuals small, starting at `start` and drawn to it by `pull`.
-
-    The weak pull keeps a parameter that the points do not determine where physics put it.
-    """
+    """Parameters that make Huber-weighted residuals small, drawn to `start` by `pull` (1 / spread) each."""
     origin = np.asarray(start, dtype=np.float64)
     position = origin.copy()
     damping = 1e-2
@@ -81,7 +101,7 @@ def least_squares(
         error = residuals(where)
         size = np.abs(error)
         loss = np.where(size <= huber, 0.5 * error**2, huber * (size - 0.5 * huber))
-        return float(loss.sum() + 0.5 * pull**2 * np.sum((where - origin) ** 2)), error
+        return float(loss.sum() + 0.5 * np.sum((pull * (where - origin)) ** 2)), error
 
     cost, error = cost_of(position)
     for _ in range(max_steps):
@@ -91,7 +111,7 @@ def least_squares(
             moved[column] += 1e-4
             slope[:, column] = (residuals(moved) - error) / 1e-4
         weight = np.minimum(1.0, huber / np.maximum(np.abs(error), 1e-12))
-        normal = slope.T @ (slope * weight[:, None]) + pull**2 * np.eye(position.size)
+        normal = slope.T @ (slope * weight[:, None]) + np.diag(pull**2)
         gradient = slope.T @ (weight * error) + pull**2 * (position - origin)
         step = -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
         trial = position + np.clip(step, -1.0, 1.0)
@@ -100,7 +120,7 @@ def least_squares(
             gain = cost - trial_cost
             position, cost, error = trial, trial_cost, trial_error
             damping = max(damping / 3.0, 1e-6)
-            if gain < 1e-9 * (1.0 + cost):
+            if gain < 1e-8 * (1.0 + cost):
                 break
         else:
             damping *= 4.0
@@ -123,25 +143,25 @@ def measured_matmul(chip: ChipSpec, dtype: str) -> tuple[MatmulCurve, Evidence] 
     if len(points) < 3:
         points = own
     curve = fit_matmul(points, base_curve(chip, name))
-    shape = np.array([(point.m, point.n, point.k) for point in points], dtype=np.float64)
-    ratio = np.array([point.time_s for point in points]) / curve.time_s(shape[:, 0], shape[:, 1], shape[:, 2])
-    return curve, _evidence(ratio, "this machine's probe")
+    rows, columns, depth = np.array([(point.m, point.n, point.k) for point in points], dtype=np.float64).T
+    ratio = np.array([point.time_s for point in points]) / curve.time_s(rows, columns, depth)
+    # Few points that were fitted themselves understate the spread.
+    return curve, evidence_of("measured", ratio, "this machine's probe", least_spread=0.05)
 
 
 def measured_memory(chip: ChipSpec) -> tuple[MemoryCurve, Evidence] | None:
     """The memory curve from the chip's own points: the largest working sets, which no cache holds."""
     if chip.measured is None or not chip.measured.bandwidths:
         return None
-    points = chip.measured.bandwidths
-    busiest = max(point.processes for point in points)
-    points = tuple(point for point in points if point.processes == busiest)
+    busiest = max(point.processes for point in chip.measured.bandwidths)
+    points = [point for point in chip.measured.bandwidths if point.processes == busiest]
     largest = max(point.working_set_bytes for point in points)
     rates = np.array(
         [point.bandwidth_bytes_per_s for point in points if point.working_set_bytes >= largest / 4]
     )
     rate = float(np.median(rates))
     curve = MemoryCurve(memory_bytes_per_s=rate, efficiency=1.0, floor_s=dispatch_overhead_s(chip) or 2e-6)
-    return curve, _evidence(rate / rates, "this machine's probe")
+    return curve, evidence_of("measured", rate / rates, "this machine's probe", least_spread=0.05)
 
 
 def dispatch_overhead_s(chip: ChipSpec) -> float | None:
@@ -149,9 +169,3 @@ def dispatch_overhead_s(chip: ChipSpec) -> float | None:
     if chip.measured is None or not chip.measured.overheads:
         return None
     return float(np.median([point.time_s for point in chip.measured.overheads]))
-
-
-def _evidence(ratio: FloatArray, source: str) -> Evidence:
-    # Few points understate the spread: never less than 5 % either way.
-    low, middle, high = (float(value) for value in np.quantile(ratio, [0.1, 0.5, 0.9]))
-    return Evidence("measured", min(low, 0.95), middle, max(high, 1.05), int(ratio.size), source)

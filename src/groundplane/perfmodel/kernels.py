@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from groundplane.perfmodel import kernel_catalogue, kernel_fit
-from groundplane.perfmodel.curves import AttentionCurve, FloatArray, MatmulCurve, MemoryCurve, Numbers
-from groundplane.perfmodel.evidence import Evidence
+from groundplane.perfmodel.curves import AttentionCurve, MatmulCurve, MemoryCurve
+from groundplane.perfmodel.evidence import Evidence, FloatArray, Numbers
 from groundplane.spec.cluster import ChipSpec
 from groundplane.spec.errors import unknown_name
 
@@ -72,6 +72,7 @@ def attention_time_s(
     causal: bool = True,
     backward: bool = False,
     value_dim: Numbers | None = None,
+    cache_write: bool = False,
 ) -> FloatArray:
     """Seconds of fused attention of one layer, forward or backward (see `AttentionCurve.time_s`).
 
@@ -79,12 +80,21 @@ def attention_time_s(
         InputError: unknown format, or the chip has no rate for it.
     """
     return attention_curve(chip, dtype).time_s(
-        batch, seq_q, seq_kv, heads, kv_heads, head_dim, value_dim=value_dim, causal=causal, backward=backward
+        batch,
+        seq_q,
+        seq_kv,
+        heads,
+        kv_heads,
+        head_dim,
+        value_dim=value_dim,
+        causal=causal,
+        backward=backward,
+        cache_write=cache_write,
     )
 
 
 def memory_bound_time_s(chip: ChipSpec, num_bytes: Numbers) -> FloatArray:
-    """Seconds of one operator that only reads and writes memory, `num_bytes` in all (both directions counted)."""
+    """Seconds of one operator that only moves memory; `num_bytes` read and written, both counted."""
     return memory_curve(chip).time_s(num_bytes)
 
 
@@ -115,7 +125,7 @@ def matmul_curve(chip: ChipSpec, dtype: str) -> MatmulCurve:
 
 
 def weight_gradient_curve(chip: ChipSpec, dtype: str) -> MatmulCurve:
-    """As `matmul_curve`, for weight gradients: slower shapes, and a float32 result that is read and written."""
+    """As `matmul_curve`, for weight gradients: slower, with a float32 result read and written."""
     return _weight_gradient(chip.name, _Chip(chip), dtype)
 
 
