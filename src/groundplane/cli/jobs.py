@@ -74,7 +74,7 @@ def jobs_command(job: str | None, only: str | None, limit: int, state: Path, as_
     """List jobs, newest first, or show one by its id or name."""
     client = Client(state)
     found = (
-        [client.get(f"/api/jobs/{quote(job)}")] if job else client.get("/api/jobs", state=only, limit=limit)
+        [client.get(f"/api/jobs/{quote(job)}")] if job else client.get("/api/jobs", only=only, limit=limit)
     )
     if as_json:
         print_json(found[0] if job else found)

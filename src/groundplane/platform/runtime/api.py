@@ -16,7 +16,7 @@ from groundplane import __version__
 from groundplane.platform.engines.contract import Engine
 from groundplane.platform.runtime.database import Database
 from groundplane.platform.runtime.driver import Driver
-from groundplane.platform.runtime.http import EXCEPTION_HANDLERS, authenticate
+from groundplane.platform.runtime.http import EXCEPTION_HANDLERS, authenticate, settle
 from groundplane.platform.runtime.identity import KeyRing
 from groundplane.platform.runtime.job_desk import JobDesk
 from groundplane.platform.runtime.routes import HANDLERS, health
@@ -46,7 +46,11 @@ def create_app(platform: Platform, routers: list[Router]) -> Litestar:
         routers: routes of other rooms; they find the parts of `platform` in `app.state`.
     """
     return Litestar(
-        route_handlers=[health, Router("/api", route_handlers=HANDLERS, guards=[authenticate]), *routers],
+        route_handlers=[
+            health,
+            Router("/api", route_handlers=HANDLERS, guards=[authenticate], before_request=settle),
+            *routers,
+        ],
         state=State({name: getattr(platform, name) for name in Platform.__struct_fields__}),
         exception_handlers=EXCEPTION_HANDLERS,
         openapi_config=OpenAPIConfig(

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from groundplane.platform.runtime.migrations import HEAD
 from groundplane.platform.runtime.tables import metadata
-from groundplane.spec.errors import GroundplaneError, InputError
+from groundplane.spec.errors import GroundplaneError, InputError, InvariantError
 
 SQLITE_BUSY_S: Final = 10.0
 """How long a writer waits for the other process's short transaction before it gives up."""
@@ -100,13 +100,14 @@ class Database:
 
         Raises:
             StorageError: what was written could not be made durable.
+            InvariantError: a row that must be unique is there already.
         """
         try:
             with self.engine.begin() as connection:
                 yield connection
         except DBAPIError as error:
             if isinstance(error, sa.exc.IntegrityError):
-                raise
+                raise InvariantError(f"two rows that must not be: {_reason(error)}") from error
             raise StorageError(f"the database cannot be written: {_reason(error)}") from error
 
     @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeVar
 
@@ -116,6 +116,8 @@ class Driver:
         self._queue: deque[_Item] = deque()
         self._wake = asyncio.Event()
         self._is_closing = False
+        self._durable = asyncio.Event()
+        self._durable.set()
         self._works: dict[str, _Work] = {}
         self._timers = Timers(self.now_ns, self._fire)
         self._to_carry_out: asyncio.Queue[AnyAction | LiveWork] = asyncio.Queue()
@@ -170,6 +172,16 @@ class Driver:
         self._put(_Item(event, also, done))
         return await done
 
+    async def settled(self) -> None:
+        """Waits until all that the core knows is durable; what is read then, before the next wait, stays.
+
+        Raises:
+            StorageError: it could not be made durable.
+        """
+        await self._durable.wait()
+        if self.failure.done():
+            self.failure.result()
+
     def draining(self) -> list[tuple[str, int, int]]:
         """Works that get no new requests: id, fence, and since when in nanoseconds."""
         return [
@@ -195,9 +207,7 @@ class Driver:
             task.cancel()
         # The first task ends by itself: a batch that was handled is written, so that the snapshot is true.
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for item in self._queue:
-            if item.done is not None and not item.done.done():
-                item.done.set_exception(Busy(STOPPING))
+        _refuse(self._queue, Busy(STOPPING))
         await self._engine.close()
         if self._tasks and not self.failure.done() and self.seq > self._snapshot_seq:
             await self._snapshot()
@@ -262,7 +272,11 @@ class Driver:
             self._wake.clear()
             while self._queue and not self._is_closing:
                 batch = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
+                self._durable.clear()
                 await self._handle_batch(batch)
+                self._durable.set()
+                # Those who waited read now, before the core is ahead of the journal again.
+                await asyncio.sleep(0)
                 if self.seq - self._snapshot_seq >= self._snapshot_every:
                     await self._snapshot()
 
@@ -280,9 +294,7 @@ class Driver:
             if entries:
                 await self.sql(lambda: store.append(self._database, entries))
         except GroundplaneError as error:
-            for item in batch:
-                if item.done is not None and not item.done.done():
-                    item.done.set_exception(error)
+            _refuse(batch, error)
             raise
         for done, record in waiting:
             if not done.done():
@@ -408,6 +420,15 @@ class Driver:
         error = task.exception()
         if error is not None:
             self.failure.set_exception(error)
+            self._durable.set()
+            _refuse(self._queue, Busy(STOPPING))
+
+
+def _refuse(items: Iterable[_Item], error: GroundplaneError) -> None:
+    """Tells those who still wait for one of these that it was not taken."""
+    for item in items:
+        if item.done is not None and not item.done.done():
+            item.done.set_exception(error)
 
 
 def event_of(report: Report) -> AnyEvent:

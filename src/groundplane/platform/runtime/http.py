@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -17,13 +18,14 @@ from litestar.exceptions import HTTPException
 from litestar.handlers.base import BaseRouteHandler
 
 from groundplane.platform.runtime.database import StorageError
-from groundplane.platform.runtime.driver import Busy
+from groundplane.platform.runtime.driver import Busy, Driver
 from groundplane.platform.runtime.identity import Key, KeyRing, Role
 from groundplane.platform.runtime.job_desk import MissingError
 from groundplane.spec.errors import InputError, InvariantError
 from groundplane.spec.load import from_data
 
 SpecT = TypeVar("SpecT")
+log = logging.getLogger("groundplane.http")
 
 
 def authenticate(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
@@ -37,6 +39,12 @@ def authenticate(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseR
             headers={"www-authenticate": "Bearer"},
         )  # fmt: skip
     connection.scope["user"] = key
+
+
+async def settle(request: Request[Any, Any, State]) -> None:
+    """Before each request: what is going to be read from the core is durable, and so cannot be unsaid."""
+    driver: Driver = request.app.state.driver
+    await driver.settled()
 
 
 def needs(role: Role) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
@@ -72,6 +80,11 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
     return answer
 
 
+def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _failure(500, "this is a bug in Groundplane; its log says more")
+
+
 async def read_body(request: Request[Any, Any, State], kind: type[SpecT]) -> SpecT:
     """The request's JSON body, checked.
 
@@ -91,4 +104,5 @@ EXCEPTION_HANDLERS: Final[dict[Any, Any]] = {
     StorageError: lambda _request, error: _failure(503, str(error)),
     InvariantError: lambda _request, error: _failure(500, f"this is a bug in Groundplane: {error}"),
     HTTPException: _http_error,
+    Exception: _unexpected,
 }

@@ -111,7 +111,7 @@ class JobDesk:
         self._database = database
         self._driver = driver
         self._engine = engine
-        self._by_request: dict[str, asyncio.Future[str]] = {}
+        self._by_request: dict[str, asyncio.Lock] = {}
 
     async def submit(self, spec: JobSpec, *, project: str, request_id: str | None = None) -> JobView:
         """Takes a job in, durably. The same `request_id` again gives the same job.
@@ -123,21 +123,16 @@ class JobDesk:
         """
         if request_id is None:
             return await self._submit(spec, project, None)
-        running = self._by_request.get(request_id)
-        if running is not None:
-            return await self.view(await asyncio.shield(running))
-        known = await asyncio.to_thread(self._find_request, request_id)
-        if known is not None:
-            return await self.view(known)
-        promise = self._by_request[request_id] = asyncio.get_running_loop().create_future()
+        lock = self._by_request.setdefault(request_id, asyncio.Lock())
         try:
-            view = await self._submit(spec, project, request_id)
-            promise.set_result(view.job_id)
+            async with lock:
+                known = await asyncio.to_thread(self._find_request, request_id)
+                if known is not None:
+                    return await self.view(known)
+                return await self._submit(spec, project, request_id)
         finally:
-            del self._by_request[request_id]
-            if not promise.done():
-                promise.cancel()
-        return view
+            if not lock.locked():
+                self._by_request.pop(request_id, None)
 
     async def _submit(self, spec: JobSpec, project: str, request_id: str | None) -> JobView:
         await asyncio.to_thread(launch.check_job, spec, self._state, self._driver.core)
@@ -174,10 +169,10 @@ class JobDesk:
             await self._driver.handle(ev.JobCancelRequested(job_id=job.job_id))
         return await self.view(job.job_id)
 
-    async def list_jobs(self, *, state: str | None = None, limit: int = LIST_LIMIT) -> list[JobView]:
+    async def list_jobs(self, *, only: str | None = None, limit: int = LIST_LIMIT) -> list[JobView]:
         """Jobs, newest first."""
         jobs = self._driver.core.state.jobs
-        wanted = [job for job in reversed(jobs.values()) if state is None or job.state == state][:limit]
+        wanted = [job for job in reversed(jobs.values()) if only is None or job.state == only][:limit]
         projects = await asyncio.to_thread(self._projects, [job.job_id for job in wanted])
         return [self._view(job, projects.get(job.job_id, "")) for job in wanted]
 

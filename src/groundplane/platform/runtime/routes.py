@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 from litestar import Request, Response, delete, get, post
 from litestar.datastructures import State
-from litestar.params import Parameter
+from litestar.params import FromPath, QueryParameter
 from msgspec import Struct
 
 from groundplane import __version__
@@ -101,23 +101,23 @@ async def submit_job(request: Request[Key, Any, State], state: State) -> JobView
 @get("/jobs")
 async def list_jobs(
     state: State,
-    job_state: Annotated[str | None, Parameter(query="state")] = None,
-    limit: Annotated[int, Parameter(ge=1, le=LIST_LIMIT)] = LIST_LIMIT,
+    only: Annotated[str | None, QueryParameter(description="jobs in this state")] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=LIST_LIMIT)] = LIST_LIMIT,
 ) -> list[JobView]:
     """Jobs, newest first."""
     desk: JobDesk = state.jobs
-    return await desk.list_jobs(state=job_state, limit=limit)
+    return await desk.list_jobs(only=only, limit=limit)
 
 
 @get("/jobs/{job_id:str}")
-async def view_job(job_id: str, state: State) -> JobView:
+async def view_job(job_id: FromPath[str], state: State) -> JobView:
     """One job, by its id or by its name (the newest)."""
     desk: JobDesk = state.jobs
     return await desk.view(job_id)
 
 
 @post("/jobs/{job_id:str}/cancel", guards=[needs("member")], status_code=200)
-async def cancel_job(job_id: str, state: State) -> JobView:
+async def cancel_job(job_id: FromPath[str], state: State) -> JobView:
     """Asks for a job's end."""
     desk: JobDesk = state.jobs
     return await desk.cancel(job_id)
@@ -125,11 +125,11 @@ async def cancel_job(job_id: str, state: State) -> JobView:
 
 @get("/jobs/{job_id:str}/logs")
 async def job_logs(
-    job_id: str,
+    job_id: FromPath[str],
     state: State,
-    rank: Annotated[int, Parameter(ge=0)] = 0,
-    attempt: Annotated[int | None, Parameter(ge=1)] = None,
-    offset: Annotated[int, Parameter(ge=0)] = 0,
+    rank: Annotated[int, QueryParameter(ge=0)] = 0,
+    attempt: Annotated[int | None, QueryParameter(ge=1)] = None,
+    offset: Annotated[int, QueryParameter(ge=0)] = 0,
 ) -> LogPart:
     """Output of one rank from a byte offset on, by default of the newest attempt."""
     desk: JobDesk = state.jobs
@@ -137,7 +137,7 @@ async def job_logs(
 
 
 @get("/jobs/{job_id:str}/explain")
-async def explain_job(job_id: str, state: State) -> Explanation:
+async def explain_job(job_id: FromPath[str], state: State) -> Explanation:
     """Why a job waits, its attempts, and where its time went."""
     desk: JobDesk = state.jobs
     return await desk.explain(job_id)
@@ -158,7 +158,7 @@ async def list_services(state: State) -> list[Service]:
 
 
 @get("/services/{name:str}")
-async def view_service(name: str, state: State) -> Service:
+async def view_service(name: FromPath[str], state: State) -> Service:
     """One service."""
     desk: ServiceDesk = state.services
     return await desk.view(name)
@@ -170,21 +170,21 @@ async def view_service(name: str, state: State) -> Service:
     status_code=200,
     operation_class=body_operation(ScaleRequest),
 )
-async def scale_service(name: str, request: Request[Key, Any, State], state: State) -> Service:
+async def scale_service(name: FromPath[str], request: Request[Key, Any, State], state: State) -> Service:
     """Changes how many replicas are wanted."""
     desk: ServiceDesk = state.services
     return await desk.scale(name, (await read_body(request, ScaleRequest)).replicas)
 
 
 @delete("/services/{name:str}", guards=[needs("member")], status_code=200)
-async def remove_service(name: str, state: State) -> Service:
+async def remove_service(name: FromPath[str], state: State) -> Service:
     """Removes a service; its replicas drain first."""
     desk: ServiceDesk = state.services
     return await desk.remove(name)
 
 
 @get("/services/{name:str}/replicas")
-async def list_replicas(name: str, state: State) -> list[AttemptView]:
+async def list_replicas(name: FromPath[str], state: State) -> list[AttemptView]:
     """Every replica that a service had, oldest first."""
     jobs: JobDesk = state.jobs
     services: ServiceDesk = state.services
@@ -193,7 +193,9 @@ async def list_replicas(name: str, state: State) -> list[AttemptView]:
 
 
 @get("/works/{work_id:str}/logs")
-async def work_logs(work_id: str, state: State, offset: Annotated[int, Parameter(ge=0)] = 0) -> LogPart:
+async def work_logs(
+    work_id: FromPath[str], state: State, offset: Annotated[int, QueryParameter(ge=0)] = 0
+) -> LogPart:
     """Output of rank 0 of an attempt or of a replica."""
     desk: JobDesk = state.jobs
     return await desk.work_logs(work_id, offset=offset)
@@ -207,7 +209,7 @@ def list_nodes(state: State) -> list[NodeView]:
 
 
 @post("/nodes/{node_id:str}/{change:str}", guards=[needs("admin")], status_code=200)
-async def change_node(node_id: str, change: str, state: State) -> list[NodeView]:
+async def change_node(node_id: FromPath[str], change: FromPath[str], state: State) -> list[NodeView]:
     """Takes a node out of placement (`cordon`) or back in (`uncordon`); what runs there goes on."""
     driver: Driver = state.driver
     if node_id not in driver.core.state.nodes:
@@ -293,7 +295,7 @@ async def create_key(request: Request[Key, Any, State], state: State) -> NewKey:
 
 
 @delete("/keys/{key_id:str}", guards=[needs("admin")], status_code=200)
-async def revoke_key(key_id: str, state: State) -> Key:
+async def revoke_key(key_id: FromPath[str], state: State) -> Key:
     """Ends a key, by its id or its first characters."""
 
     def write() -> Key:
