@@ -13,6 +13,7 @@ from training_runs import final, losses, read_lines, tiny_spec, wait_for
 
 from groundplane.platform.training import launch
 from groundplane.platform.training.checkpoint import read_manifest
+from groundplane.platform.training.files import sha256_file
 
 pytestmark = pytest.mark.real
 CHOICE = random.Random(20261130)
@@ -104,6 +105,34 @@ def test_sigterm_saves_and_another_number_of_ranks_goes_on(
     assert list(rest) == list(range(stopped_at + 1, 25))
     expected = losses(undisturbed / "work")
     assert all(abs(rest[step] - expected[step]) < 1e-5 for step in rest)
+
+
+def test_an_attempt_thought_dead_that_wakes_up_changes_nothing(corpus: Path, tmp_path: Path) -> None:
+    """The old attempt is frozen, a new one trains to the end, and the old one is let go again."""
+    job_dir = tmp_path / "job"
+    launch.write_spec(job_dir, tiny_spec(corpus))
+    old = launch.LocalGang(job_dir, tmp_path / "old", 1, fence=1)
+    try:
+        assert wait_for(at_step(tmp_path / "old", 5), old)
+        old.processes[0].send_signal(signal.SIGSTOP)
+        new = launch.LocalGang(job_dir, tmp_path / "new", 1, fence=2)
+        try:
+            assert new.wait(120.0) == [0]
+        finally:
+            new.kill()
+        before = contents(job_dir)
+        old.processes[0].send_signal(signal.SIGCONT)
+        assert old.wait(60.0) == [1]
+    finally:
+        old.kill()
+    assert contents(job_dir) == before
+    assert any(reason in old.log(0) for reason in ("is superseded by fence 2", "could not be written"))
+
+
+def contents(job_dir: Path) -> dict[str, str]:
+    """SHA-256 of every file that has its final name."""
+    files = (file for file in job_dir.rglob("*") if file.is_file())
+    return {str(file): sha256_file(file) for file in files if ".tmp." not in str(file)}
 
 
 def test_a_finished_job_is_left_alone(undisturbed: Path, tmp_path: Path) -> None:

@@ -244,6 +244,7 @@ class Checkpoints:
                 self._publish(target, msgspec.structs.replace(manifest, files=records))
             except (OSError, TrainingFailure) as error:
                 problem, code = describe(error), exit_code_of(error)
+                remove_tree(target)
         problem, code = self._ranks.share((problem, code), background=True)
         if problem:
             raise TrainingFailure(f"a checkpoint could not be written: {problem}", exit_code=code)
