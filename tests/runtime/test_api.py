@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
-from fake_engine import FakeEngine, FakeLauncher, World
+from runtime_fakes import FakeEngine, FakeLauncher, World
 
 from groundplane.platform.runtime import identity, launch, tables
 from groundplane.platform.runtime.api import MAX_BODY_BYTES, Platform, create_app

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from fake_engine import FakeEngine, FakeLauncher, World
+from runtime_fakes import FakeEngine, FakeLauncher, World
 
 from groundplane.control import events as ev
 from groundplane.control.core import ControlCore
