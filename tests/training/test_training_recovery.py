@@ -15,7 +15,8 @@ from groundplane.platform.training import launch
 from groundplane.platform.training.checkpoint import read_manifest
 from groundplane.platform.training.files import sha256_file
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+PATIENCE_S = 300.0
 CHOICE = random.Random(20261130)
 
 
@@ -36,7 +37,7 @@ def kill_at(job_dir: Path, work_dir: Path, ranks: int, condition: Callable[[], b
     try:
         killed = wait_for(condition, gang)
         gang.processes[CHOICE.randrange(ranks)].send_signal(signal.SIGKILL)
-        gang.wait(60.0)
+        gang.wait(PATIENCE_S)
     finally:
         gang.kill()
     reported = [line["checkpoint"] for line in read_lines(work_dir) if "checkpoint" in line]
@@ -95,7 +96,7 @@ def test_sigterm_saves_and_another_number_of_ranks_goes_on(
     try:
         assert wait_for(at_step(tmp_path / "two", 3), gang)
         os.kill(gang.processes[1].pid, signal.SIGTERM)
-        assert gang.wait(60.0) == [143, 143]
+        assert gang.wait(PATIENCE_S) == [143, 143]
     finally:
         gang.kill()
     stopped_at = max(losses(tmp_path / "two"))
@@ -117,12 +118,12 @@ def test_an_attempt_thought_dead_that_wakes_up_changes_nothing(corpus: Path, tmp
         old.processes[0].send_signal(signal.SIGSTOP)
         new = launch.LocalGang(job_dir, tmp_path / "new", 1, fence=2)
         try:
-            assert new.wait(120.0) == [0]
+            assert new.wait(PATIENCE_S) == [0]
         finally:
             new.kill()
         before = contents(job_dir)
         old.processes[0].send_signal(signal.SIGCONT)
-        assert old.wait(60.0) == [1]
+        assert old.wait(PATIENCE_S) == [1]
     finally:
         old.kill()
     assert contents(job_dir) == before

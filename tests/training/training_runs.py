@@ -63,7 +63,7 @@ def losses(work_dir: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in read_lines(work_dir) if "step" in line}
 
 
-def wait_for(condition: Callable[[], bool], gang: launch.LocalGang, limit_s: float = 120.0) -> bool:
+def wait_for(condition: Callable[[], bool], gang: launch.LocalGang, limit_s: float = 300.0) -> bool:
     """Polls until `condition` holds; false where the gang ended before."""
     deadline = time.monotonic() + limit_s
     while not condition():
