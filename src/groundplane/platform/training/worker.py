@@ -296,14 +296,12 @@ def _log(line: str, ranks: Any) -> None:
 def _lost_peer(error: RuntimeError) -> bool:
     if type(error).__name__ in {"DistNetworkError", "DistBackendError", "DistStoreError"}:
         return True
-    text = str(error)
-    return any(
-        mark in text for mark in ("Connection closed by peer", "gloo", "Connection reset", "Broken pipe")
-    )
+    marks = ("Connection closed by peer", "gloo", "Connection reset", "Broken pipe")
+    return any(mark in str(error) for mark in marks)
 
 
 def _crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """For what nobody foresaw: into the rank's log with its traceback, and out without waiting for threads."""
+    """For what nobody foresaw: its traceback into the rank's log, and out without waiting for threads."""
     if issubclass(kind, KeyboardInterrupt):
         _leave("interrupted", 130, say=True)
     sys.__excepthook__(kind, error, trace)
