@@ -199,8 +199,8 @@ def test_a_full_disk_stops_the_control_plane_with_one_line(cli: Cli) -> None:
     cli.up()
     control = cli.up_file().control
     assert control is not None
-    # The process may write no file any further: to SQLite that is a disk without space.
-    resource.prlimit(control.pid, resource.RLIMIT_FSIZE, (1, 1))
+    # No file may grow beyond what the log needs: to SQLite that is a disk without space.
+    resource.prlimit(control.pid, resource.RLIMIT_FSIZE, (16 << 10, 16 << 10))
     refused = cli("submit", cli.job_file("hello", "true"), "--wait")
     assert (refused.returncode, "cannot be written" in one_line(refused.stderr)) == (1, True)
     until(lambda: not control.is_alive, what="the control plane's end")
