@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundplane.design.layout_space import LayoutSpace, divisors
-from groundplane.perfmodel.strategy import RECOMPUTE, SCHEDULES, check_layout
+from groundplane.perfmodel.strategy import RECOMPUTE, SCHEDULES, Layouts, check_layout
 from groundplane.perfmodel.training import TrainingJob
 from groundplane.spec.errors import InputError
 from groundplane.spec.huggingface import llm_from_config
@@ -33,6 +33,10 @@ MIXTURE = {
 }
 
 
+def _all(space: LayoutSpace) -> Layouts:
+    return space.expand(space.groups())[0]
+
+
 def _space(config: dict[str, Any] = DENSE, chips: int = 8, batch: int = 12, **fixed: float) -> LayoutSpace:
     return LayoutSpace(TrainingJob(llm_from_config(config), 32), chips, batch, fixed)
 
@@ -50,26 +54,26 @@ def test_divisors(number: int) -> None:
 )
 def test_every_layout_keeps_every_rule(config: dict[str, Any], chips: int, batch: int) -> None:
     space = _space(config, chips, batch)
-    for block in space.blocks():
-        assert np.all(block.num_chips == chips)
-        assert np.all(block.global_batch == batch)
-        for index in range(0, len(block), max(1, len(block) // 7)):
-            fields = {
-                name: float(getattr(block, name)[index])
-                for name in ("tp", "cp", "pp", "vpp", "ep", "etp", "dp", "micro_batch")
-            }
-            check_layout(fields, space.job.model, chips, batch)
+    layouts = _all(space)
+    assert np.all(layouts.num_chips == chips)
+    assert np.all(layouts.global_batch == batch)
+    for index in range(0, len(layouts), max(1, len(layouts) // 50)):
+        fields = {
+            name: float(getattr(layouts, name)[index])
+            for name in ("tp", "cp", "pp", "vpp", "ep", "etp", "dp", "micro_batch")
+        }
+        check_layout(fields, space.job.model, chips, batch)
 
 
-def test_no_layout_comes_twice() -> None:
-    seen = set()
-    names = list(vars(next(_space(MIXTURE).blocks())))
-    total = 0
-    for block in _space(MIXTURE, 16, 16).blocks():
-        rows = np.stack([getattr(block, name) for name in names], axis=1)
-        seen |= {tuple(row) for row in rows}
-        total += len(block)
-    assert len(seen) == total
+def test_no_layout_comes_twice_and_the_count_is_right() -> None:
+    space = _space(MIXTURE, 16, 16)
+    groups = space.groups()
+    layouts, own = space.expand(groups)
+    rows = np.stack(list(vars(layouts).values()), axis=1)
+    assert len({tuple(row) for row in rows}) == len(layouts)
+    assert list(np.bincount(own, minlength=len(groups))) == list(space.num_members(groups))
+    for name in ("tp", "pp", "micro_batch", "ep", "recompute", "sequence_parallel"):
+        assert np.all(getattr(layouts, name) == getattr(groups, name)[own])
 
 
 def test_the_meshes_are_all_there_are() -> None:
@@ -86,16 +90,14 @@ def test_the_meshes_are_all_there_are() -> None:
     assert found == counted
 
 
-def test_one_block_counted_by_hand() -> None:
+def test_one_mesh_counted_by_hand() -> None:
     # tp 2, pp 2, dp 2 on 8 chips, batch 8: micro-batch 1, 2, 4 with 4, 2, 1 micro-batches.
-    space = LayoutSpace(TrainingJob(llm_from_config(DENSE), 32), 8, 8, {"cp": 1.0})
-    block = space.block((2, 1, 2, 2))
-    assert block is not None
+    space = _space(DENSE, 8, 8, tp=2, cp=1, pp=2)
     # With 4 micro-batches all schedules (interleaved: vpp 3), with 2 no DualPipe, with 1 no interleaving.
     pipelines = 4 + 3 + 2
     shardings = 4  # nothing, ZeRO-1, ZeRO-2, ZeRO-3 over both
     recomputes = 3 + 3
-    assert len(block) == pipelines * shardings * recomputes * 2
+    assert len(_all(space)) == pipelines * shardings * recomputes * 2
 
 
 def test_what_is_fixed_stays() -> None:
@@ -109,19 +111,18 @@ def test_what_is_fixed_stays() -> None:
         recompute=RECOMPUTE.index("full"),
         schedule=SCHEDULES.index("1f1b"),
     )
-    blocks = list(space.blocks())
-    assert blocks
-    for block in blocks:
-        assert set(block.tp) == {2.0}
-        assert set(block.ep) == {4.0}
-        assert set(block.zero) == {1.0}
-        assert set(block.recompute) == {float(RECOMPUTE.index("full"))}
-        assert set(block.schedule) == {0.0}
+    layouts = _all(space)
+    assert set(layouts.tp) == {2.0}
+    assert set(layouts.ep) == {4.0}
+    assert set(layouts.zero) == {1.0}
+    assert set(layouts.recompute) == {float(RECOMPUTE.index("full"))}
+    assert set(layouts.schedule) == {0.0}
 
 
 def test_experts_only_where_there_are_any() -> None:
-    assert not list(_space(DENSE, 8, 8, ep=2).blocks())
-    assert list(_space(MIXTURE, 8, 8, ep=2).blocks())
+    with pytest.raises(InputError, match="no layout divides"):
+        _space(DENSE, 8, 8, ep=2).groups()
+    assert len(_space(MIXTURE, 8, 8, ep=2).groups())
 
 
 def test_refusals() -> None:

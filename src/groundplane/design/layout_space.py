@@ -3,16 +3,16 @@
 A layout is feasible when every size divides what it splits: heads over tensor ranks, the sequence over
 context ranks, layers over pipeline chunks, the global batch over replicas and micro-batches, experts over
 their ranks. Whether it fits into memory and how long it takes is for the search to find out. Layouts come in
-blocks that share the sizes of the mesh.
+groups that differ only in how the pipeline is scheduled and how states are sharded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from groundplane.perfmodel.evidence import FloatArray
 from groundplane.perfmodel.strategy import RECOMPUTE, SCHEDULES, Layouts
@@ -53,7 +53,7 @@ class LayoutSpace:
                 raise unknown_name("part of a layout", name, _VARIED, field="layout")
 
     def meshes(self) -> list[tuple[int, int, int, int]]:
-        """(tp, cp, pp, dp) of every block, all chips used, every rule of the mesh kept."""
+        """Every (tp, cp, pp, dp) that uses all chips and keeps the rules."""
         model, seq = self.job.model, self.job.seq
         heads = int(np.gcd.reduce([layer.attention.heads for layer in model.layers]))
         most = min(heads, self.max_tp or heads)
@@ -71,54 +71,62 @@ class LayoutSpace:
                         found.append((tp, cp, pp, dp))
         return found
 
-    def block(self, mesh: tuple[int, int, int, int]) -> Layouts | None:
-        """All layouts on one mesh, or None where there are none."""
-        tp, cp, pp, dp = mesh
-        micro = [size for size in divisors(self.global_batch // dp) if self._is("micro_batch", size)]
-        parts = []
-        for size in micro:
-            num_micro = self.global_batch // (dp * size)
-            if self._is("num_micro", num_micro):
-                parts.append(self._rest(mesh, size, num_micro))
-        parts = [part for part in parts if len(part["vpp"])]
-        if not parts:
-            return None
-        fields = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return Layouts.of(tp=tp, cp=cp, pp=pp, dp=dp, **fields)
+    def groups(self) -> Layouts:
+        """One layout for each group that a bound is taken of: everything but the pipeline and the sharding.
 
-    def blocks(self) -> Iterator[Layouts]:
-        """Every block that has any layout."""
+        Its pipeline is plain 1F1B and its weights are not sharded; `expand` gives all layouts of the group.
+
+        Raises:
+            InputError: nothing divides the chips, the batch and the model.
+        """
+        parts: list[FloatArray] = []
         for mesh in self.meshes():
-            block = self.block(mesh)
-            if block is not None:
-                yield block
+            tp, cp, _, dp = mesh
+            micro = [size for size in divisors(self.global_batch // dp) if self._is("micro_batch", size)]
+            batches: list[tuple[float, ...]] = [
+                (float(size), float(self.global_batch // (dp * size))) for size in micro
+            ]
+            options: list[list[tuple[float, ...]]] = [
+                [item for item in batches if self._is("num_micro", item[1])],
+                self._experts(tp, cp, dp),
+                self._recomputes(),
+                [
+                    (float(flag),)
+                    for flag in self._allowed("sequence_parallel", self._sequence_parallel(tp, cp))
+                ],
+            ]
+            table = _product(options)
+            parts.append(
+                np.hstack([np.broadcast_to(np.array(mesh, dtype=np.float64), (len(table), 4)), table])
+            )
+        rows = np.concatenate(parts) if parts else np.zeros((0, len(_GROUP_FIELDS)))
+        if not len(rows):
+            raise InputError("no layout divides the chips, the batch and the model", field="layout")
+        return Layouts.of(**dict(zip(_GROUP_FIELDS, rows.T, strict=True)))
 
-    def _rest(
-        self, mesh: tuple[int, int, int, int], micro_batch: int, num_micro: int
-    ) -> dict[str, FloatArray]:
-        """Every combination of what a mesh and a micro-batch leave open."""
-        tp, cp, pp, dp = mesh
-        options: dict[str, list[tuple[float, ...]]] = {
-            "pipeline": self._pipelines(pp, num_micro),
-            "experts": self._experts(tp, cp, dp),
-            "sharding": self._shardings(cp * dp),
-            "recompute": self._recomputes(),
-            "sequence_parallel": [
-                (float(flag),) for flag in self._allowed("sequence_parallel", self._sequence_parallel(tp, cp))
-            ],
-        }
-        sizes = [len(option) for option in options.values()]
-        count = int(np.prod(sizes))
-        index = np.unravel_index(np.arange(count), sizes) if count else [np.zeros(0, dtype=int)] * len(sizes)
-        columns: dict[str, FloatArray] = {
-            "micro_batch": np.full(count, float(micro_batch)),
-            "num_micro": np.full(count, float(num_micro)),
-        }
-        for place, (name, option) in zip(index, options.items(), strict=True):
-            table = np.array(option, dtype=np.float64).reshape(len(option), len(_FIELDS_OF[name]))
-            for column, field in enumerate(_FIELDS_OF[name]):
-                columns[field] = table[place, column] if count else np.zeros(0)
-        return columns
+    def num_members(self, groups: Layouts) -> npt.NDArray[np.int64]:
+        """How many layouts each group stands for."""
+        return np.array([len(table) for table in self._tables(groups)], dtype=np.int64)
+
+    def expand(self, groups: Layouts) -> tuple[Layouts, npt.NDArray[np.intp]]:
+        """All layouts of some groups, group by group, and for each the place of its group."""
+        tables = self._tables(groups)
+        own = np.repeat(np.arange(len(groups)), [len(table) for table in tables])
+        members = groups.take(own)
+        table = np.concatenate(tables) if tables else np.zeros((0, len(_MEMBER_FIELDS)))
+        fields = {**vars(members), **dict(zip(_MEMBER_FIELDS, table.T, strict=True))}
+        return Layouts(**fields), own
+
+    def _tables(self, groups: Layouts) -> list[FloatArray]:
+        """For each group every (vpp, schedule, zero, shard)."""
+        known: dict[tuple[float, float, float], FloatArray] = {}
+        found = []
+        for key in zip(groups.pp, groups.num_micro, groups.cp * groups.dp, strict=True):
+            if key not in known:
+                pp, num_micro, replicas = (int(value) for value in key)
+                known[key] = _product([self._pipelines(pp, num_micro), self._shardings(replicas)])
+            found.append(known[key])
+        return found
 
     def _pipelines(self, pp: int, num_micro: int) -> list[tuple[float, ...]]:
         """(vpp, schedule): chunks divide the layers, and interleaving needs micro-batches in rounds of pp."""
@@ -178,13 +186,21 @@ class LayoutSpace:
         return name not in self.fixed or float(self.fixed[name]) == float(value)
 
 
-_FIELDS_OF: Final = {
-    "pipeline": ("vpp", "schedule"),
-    "experts": ("ep", "etp"),
-    "sharding": ("zero", "shard"),
-    "recompute": ("recompute", "recompute_share"),
-    "sequence_parallel": ("sequence_parallel",),
-}
+_GROUP_FIELDS: Final = (
+    "tp", "cp", "pp", "dp", "micro_batch", "num_micro", "ep", "etp", "recompute", "recompute_share",
+    "sequence_parallel",
+)  # fmt: skip
+_MEMBER_FIELDS: Final = ("vpp", "schedule", "zero", "shard")
+
+
+def _product(options: list[list[tuple[float, ...]]]) -> FloatArray:
+    """Every combination of one item of each list, side by side: shape (combinations, all columns)."""
+    sizes = [len(option) for option in options]
+    count = int(np.prod(sizes))
+    if not count:
+        return np.zeros((0, sum(len(option[0]) if option else 0 for option in options)))
+    index = np.unravel_index(np.arange(count), sizes)
+    return np.hstack([np.array(option)[place] for place, option in zip(index, options, strict=True)])
 
 
 def divisors(number: int) -> list[int]:

@@ -5,12 +5,13 @@ layout that belongs in the answer: it does not fit into memory; or a lower bound
 of the last one kept, and some layout already priced is at least as fast as that bound and needs no more
 memory.
 
-Ties are broken by the order of the space, so the answer does not depend on the number of threads.
+Groups are looked at in ascending order of their bound, and ties are broken by that order, so that the answer
+does not depend on the number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,6 +20,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from groundplane.design.layout_space import LayoutSpace
 from groundplane.perfmodel.evidence import FloatArray
 from groundplane.perfmodel.strategy import Layouts
 from groundplane.spec.errors import InputError, unknown_name
@@ -28,7 +30,10 @@ OBJECTIVES: Final = ("time", "memory")
 given number of chips), or the memory left free."""
 
 MAX_BLOCK: Final = 65_536
-"""Layouts priced in one call: their arrays stay in the cache of a core."""
+"""Layouts looked at in one call: their arrays stay in the cache of a core."""
+
+FIRST_BLOCK: Final = 4_096
+"""Layouts looked at first, and fewest that are worth a call to price them."""
 
 
 class LayoutPricer(Protocol):
@@ -43,8 +48,8 @@ class LayoutPricer(Protocol):
         """Peak of the fullest rank."""
         ...
 
-    def lower_bound_s(self, layouts: Layouts) -> FloatArray:
-        """Seconds that a step takes at least; never above `step_s`, and much quicker to have."""
+    def lower_bound_s(self, groups: Layouts) -> FloatArray:
+        """Seconds that a step takes at least in any layout of each group of `LayoutSpace.groups`."""
         ...
 
     def step_s(self, layouts: Layouts) -> FloatArray:
@@ -90,7 +95,7 @@ class SearchResult:
 
 
 def search(
-    blocks: Iterable[Layouts],
+    space: LayoutSpace,
     pricer: LayoutPricer,
     *,
     top: int = 10,
@@ -98,10 +103,10 @@ def search(
     workers: int = 2,
     prune: bool = True,
 ) -> SearchResult:
-    """The best layouts of all blocks, and the Pareto front of time and memory.
+    """The best layouts of a space, and the Pareto front of time and memory.
 
     Args:
-        blocks: the space, as `LayoutSpace.blocks` gives it.
+        space: all layouts that can be.
         pricer: of the job on the cluster.
         top: how many layouts to keep.
         objective: see `OBJECTIVES`.
@@ -115,14 +120,45 @@ def search(
         raise InputError("must be a positive integer", field="top", value=top)
     if objective not in OBJECTIVES:
         raise unknown_name("objective", objective, OBJECTIVES)
-    state = _State(top, objective)
+    groups = space.groups()
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
-        for wave in _waves(_cut(blocks), max(1, workers)):
+        bounds = np.concatenate(list(pool.map(pricer.lower_bound_s, _cut(groups))))
+        order = np.argsort(bounds, kind="stable")
+        state = _State(top, objective, pricer, pool, max(1, workers))
+        chunks = _chunks(space, groups, bounds, order)
+        while wave := list(islice(chunks, max(1, workers))):
             # All of a wave see the same incumbents, so that what is priced does not depend on timing.
             limits = state.limits() if prune else None
-            for outcome in pool.map(lambda block, at=limits: _price_block(block, pricer, at), wave):
-                state.add(outcome)
+            for sieved in pool.map(lambda part, at=limits: _sieve(space, part, pricer, at), wave):
+                state.add(sieved)
+        state.price_pending()
     return state.result()
+
+
+_Part = tuple[Layouts, FloatArray]
+"""Groups and their bounds."""
+
+
+def _cut(groups: Layouts) -> Iterator[Layouts]:
+    for start in range(0, len(groups), MAX_BLOCK):
+        yield groups.take(np.arange(start, min(start + MAX_BLOCK, len(groups))))
+
+
+def _chunks(
+    space: LayoutSpace, groups: Layouts, bounds: FloatArray, order: npt.NDArray[np.intp]
+) -> Iterator[_Part]:
+    """Groups in ascending order of their bound, so many that their layouts are about a block.
+
+    The first chunks are small: the sooner good layouts are priced, the more the bounds let go.
+    """
+    members = np.cumsum(space.num_members(groups)[order])
+    start, block = 0, FIRST_BLOCK
+    while start < len(order):
+        before = members[start - 1] if start else 0
+        end = max(start + 1, int(np.searchsorted(members, before + block, side="right")))
+        chosen = order[start:end]
+        yield groups.take(chosen), bounds[chosen]
+        start, block = end, min(2 * block, MAX_BLOCK)
 
 
 @dataclass(frozen=True)
@@ -147,47 +183,56 @@ class _Limits:
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    found: Found
+class _Sieved:
+    """Layouts of some groups that may matter, not priced yet, and what became of the others."""
+
+    layouts: Layouts
+    bound_s: FloatArray
+    memory_bytes: FloatArray
     num_layouts: int
     num_too_large: int
     smallest: Layouts
     least_memory_bytes: float
 
 
-def _price_block(block: Layouts, pricer: LayoutPricer, limits: _Limits | None) -> _Outcome:
-    memory = pricer.memory_bytes(block)
+def _sieve(space: LayoutSpace, part: _Part, pricer: LayoutPricer, limits: _Limits | None) -> _Sieved | None:
+    groups, group_bounds = part
+    layouts, own = space.expand(groups)
+    if not len(layouts):
+        return None
+    memory = pricer.memory_bytes(layouts)
     least = int(np.argmin(memory))
-    smallest = block.take(np.array([least]))
     fits = np.flatnonzero(memory <= pricer.memory_limit_bytes)
-    chosen = fits
-    if limits is not None and len(fits):
-        bound = pricer.lower_bound_s(block.take(fits))
-        chosen = fits[limits.may_matter(bound, memory[fits])]
-    layouts = block.take(chosen)
-    step_s = pricer.step_s(layouts) if len(chosen) else np.zeros(0)
-    return _Outcome(
-        Found(layouts, step_s, memory[chosen]),
-        len(block),
-        len(block) - len(fits),
-        smallest,
+    bound = group_bounds[own[fits]]
+    chosen = fits if limits is None else fits[limits.may_matter(bound, memory[fits])]
+    return _Sieved(
+        layouts.take(chosen),
+        group_bounds[own[chosen]],
+        memory[chosen],
+        len(layouts),
+        len(layouts) - len(fits),
+        layouts.take(np.array([least])),
         float(memory[least]),
     )
 
 
 @dataclass
 class _State:
-    """What is known so far: the best, the front, and how many were let go."""
+    """What is known so far: the best, the front, how many were let go, and what still waits for its price."""
 
     top: int
     objective: str
+    pricer: LayoutPricer
+    pool: ThreadPoolExecutor
+    workers: int
     best: Found | None = None
     front: Found | None = None
+    pending: list[_Sieved] = field(default_factory=list)
     num_layouts: int = 0
     num_too_large: int = 0
     num_priced: int = 0
     least_memory_bytes: float = np.inf
-    smallest: Layouts | None = field(default=None)
+    smallest: Layouts | None = None
 
     def limits(self) -> _Limits:
         full = self.best is not None and len(self.best) >= self.top
@@ -197,16 +242,36 @@ class _State:
         front_bytes = self.front.memory_bytes if self.front is not None else np.zeros(0)
         return _Limits(worst_s, worst_bytes, self.objective == "memory", front_s, front_bytes)
 
-    def add(self, outcome: _Outcome) -> None:
-        self.num_layouts += outcome.num_layouts
-        self.num_too_large += outcome.num_too_large
-        self.num_priced += len(outcome.found)
-        if outcome.least_memory_bytes < self.least_memory_bytes:
-            self.least_memory_bytes, self.smallest = outcome.least_memory_bytes, outcome.smallest
-        if not len(outcome.found):
+    def add(self, sieved: _Sieved | None) -> None:
+        """Takes in what a sieve left over; prices when there is enough for a call to pay, or nothing yet."""
+        if sieved is None:
             return
-        self.best = _first(_joined(self.best, outcome.found), self.top, self.objective)
-        self.front = _pareto(_joined(self.front, _pareto(outcome.found)))
+        self.num_layouts += sieved.num_layouts
+        self.num_too_large += sieved.num_too_large
+        if sieved.least_memory_bytes < self.least_memory_bytes:
+            self.least_memory_bytes, self.smallest = sieved.least_memory_bytes, sieved.smallest
+        if len(sieved.layouts):
+            self.pending.append(sieved)
+        if sum(len(part.layouts) for part in self.pending) >= (FIRST_BLOCK if self.num_priced else 1):
+            self.price_pending()
+
+    def price_pending(self) -> None:
+        """Prices what waits and still may matter."""
+        waiting, self.pending = self.pending, []
+        if not waiting:
+            return
+        layouts = concatenated([part.layouts for part in waiting])
+        memory = np.concatenate([part.memory_bytes for part in waiting])
+        parts = np.array_split(
+            np.arange(len(layouts)), max(1, min(self.workers, len(layouts) // FIRST_BLOCK))
+        )
+        step_s = np.concatenate(
+            list(self.pool.map(lambda index: self.pricer.step_s(layouts.take(index)), parts))
+        )
+        self.num_priced += len(layouts)
+        found = Found(layouts, step_s, memory)
+        self.best = _first(_joined(self.best, found), self.top, self.objective)
+        self.front = _pareto(_joined(self.front, _pareto(found)))
 
     def result(self) -> SearchResult:
         if self.smallest is None:
@@ -255,24 +320,3 @@ def concatenated(parts: Sequence[Layouts]) -> Layouts:
     """Layouts one after another."""
     names = vars(parts[0])
     return Layouts(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-
-def _cut(blocks: Iterable[Layouts]) -> Iterator[Layouts]:
-    """The same layouts in the same order, in blocks that are neither too large for a cache nor tiny."""
-    held: list[Layouts] = []
-    size = 0
-    for block in blocks:
-        for start in range(0, len(block), MAX_BLOCK):
-            part = block.take(np.arange(start, min(start + MAX_BLOCK, len(block))))
-            if size + len(part) > MAX_BLOCK:
-                yield concatenated(held)
-                held, size = [], 0
-            held.append(part)
-            size += len(part)
-    if held:
-        yield concatenated(held)
-
-
-def _waves(blocks: Iterator[Layouts], size: int) -> Iterator[list[Layouts]]:
-    while wave := list(islice(blocks, size)):
-        yield wave
