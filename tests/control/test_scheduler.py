@@ -48,8 +48,8 @@ def test_the_head_is_not_delayed_by_longer_jobs(hand: Hand) -> None:
     hand.node("n0", devices=4)
     hand.submit("running", devices=3, predicted_s=100)
     hand.submit("head", devices=4, at_s=10)
-    assert hand.core.state.head_plan is not None
-    assert hand.core.state.head_plan.start_ns == 100 * S
+    assert hand.core.scheduler.plan() is not None
+    assert hand.core.scheduler.plan().start_ns == 100 * S
     assert starts(hand.submit("too long", at_s=20, predicted_s=81)) == []
     assert starts(hand.submit("unknown", at_s=20)) == []
     assert starts(hand.submit("just right", at_s=20, predicted_s=80)) == ["just right.a1"]
@@ -72,7 +72,7 @@ def test_a_plan_without_predictions_keeps_its_nodes(hand: Hand) -> None:
     for name in ("a", "b", "c", "d"):
         hand.submit(name)
     hand.submit("head", devices=2)
-    plan = hand.core.state.head_plan
+    plan = hand.core.scheduler.plan()
     assert plan is not None
     assert plan.start_ns == -1
     assert list(plan.holds) == ["n0"]
@@ -108,7 +108,7 @@ def test_a_full_cluster_gang_under_a_flood_of_small_jobs_starts_in_bounded_time(
 def test_one_that_could_never_fit_holds_nobody_up(hand: Hand) -> None:
     hand.node("n0", devices=2)
     hand.submit("hopeless", devices=4)
-    assert hand.core.state.head_plan is None
+    assert hand.core.scheduler.plan() is None
     assert starts(hand.submit("small", devices=2)) == ["small.a1"]
     hand.submit("next", devices=2)
     assert starts(hand.gone("small.a1", "succeeded", 1)) == ["next.a1"]
@@ -121,10 +121,10 @@ def test_replicas_are_not_expected_to_end_unless_they_are_told_to(hand: Hand) ->
     hand.ready("s.r1")
     hand.ready("s.r2")
     hand.submit("j", devices=2)
-    assert hand.core.state.head_plan is None
+    assert hand.core.scheduler.plan() is None
     hand.tell(ServiceScaled("s", 0), 5)
-    assert hand.core.state.head_plan is not None
-    assert hand.core.state.head_plan.owner_id == "j"
+    assert hand.core.scheduler.plan() is not None
+    assert hand.core.scheduler.plan().owner_id == "j"
 
 
 def test_a_plan_is_made_anew_when_its_node_is_lost(hand: Hand) -> None:
@@ -133,11 +133,11 @@ def test_a_plan_is_made_anew_when_its_node_is_lost(hand: Hand) -> None:
     hand.submit("a", devices=2, predicted_s=10)
     hand.submit("b", devices=2, predicted_s=20)
     hand.submit("head", devices=2)
-    plan = hand.core.state.head_plan
+    plan = hand.core.scheduler.plan()
     assert plan is not None
     assert (list(plan.holds), plan.start_ns) == (["n0"], 10 * S)
     hand.tell(NodeFenced("n0"), 5)
-    plan = hand.core.state.head_plan
+    plan = hand.core.scheduler.plan()
     assert plan is not None
     assert (list(plan.holds), plan.start_ns) == (["n1"], 20 * S)
 
@@ -148,7 +148,7 @@ def test_cancel_of_the_head_lets_the_others_in(hand: Hand) -> None:
     hand.submit("head", devices=2)
     hand.submit("b")
     assert starts(hand.tell(JobCancelRequested("head"), 1)) == ["b.a1"]
-    assert hand.core.state.head_plan is None
+    assert hand.core.scheduler.plan() is None
 
 
 def test_backfill_looks_no_further_than_its_depth(hand: Hand) -> None:

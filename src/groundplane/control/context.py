@@ -8,8 +8,9 @@ from groundplane.control.lifecycle.attempt import ATTEMPT
 from groundplane.control.lifecycle.replica import REPLICA
 from groundplane.control.lifecycle.table import Lifecycle
 from groundplane.control.placement import Pools
+from groundplane.control.plan import LEAVING, Ends
 from groundplane.control.queue import Queue
-from groundplane.control.state import CoreState, Timer, Work
+from groundplane.control.state import CoreState, Node, Timer, Work
 
 
 class Context:
@@ -19,14 +20,17 @@ class Context:
         self.state = state
         self.ledger = Ledger(state)
         self.pools = Pools()
+        self.capacity = Pools(self._num_not_held_for_good)
+        self.ends = Ends()
         self.queue = Queue()
         self.actions: list[AnyAction] = []
         for node in state.nodes.values():
-            self.pools.update(node)
+            self.node_changed(node)
         for job in state.jobs.values():
             if job.state == "queued":
                 self.queue.add_job(job)
         for work in state.works.values():
+            self.ends.update(state, work)
             if work.state == "queued":
                 self.queue.add_replica(state.services[work.owner_id], work)
         self.queue.settled()
@@ -52,13 +56,16 @@ class Context:
     def lease(self, work: Work, placement: tuple[RankPlacement, ...]) -> None:
         """Leases devices to a work and takes them out of the placement index."""
         self.ledger.lease(work, placement, self.now_ns)
-        self._placement_changed(placement)
+        self.state.works[work.work_id] = work
+        self.ends.update(self.state, work)
+        self._placement_changed(work)
 
     def request_stop(self, work: Work, *, intent: str, reason: str, grace_ns: int) -> None:
         """Asks the engine to end a work. It keeps its leases until proof comes."""
         work.state = lifecycle_of(work).after(work.state, "stop")
         work.stop_intent, work.stop_reason, work.stop_grace_ns = intent, reason, grace_ns
         self.ledger.set_busy(work, False, self.now_ns)
+        self.is_leaving(work)
         self.actions.append(StopWork(work.work_id, work.fence, grace_ns, reason))
 
     def remove_work(self, work: Work, *, fence: int, is_failure: bool) -> None:
@@ -66,12 +73,36 @@ class Context:
         work.state = lifecycle_of(work).after(work.state, "gone")
         self.ledger.release(work, fence, is_failure=is_failure, now_ns=self.now_ns)
         del self.state.works[work.work_id]
-        self._placement_changed(work.placement)
+        self.ends.remove(work)
+        self._placement_changed(work)
         self.queue.capacity_changed()
 
-    def _placement_changed(self, placement: tuple[RankPlacement, ...]) -> None:
-        for node_id in dict.fromkeys(rank.node_id for rank in placement):
+    def is_leaving(self, work: Work) -> None:
+        """The work has begun to drain or to stop: its devices are expected back, which was not so before."""
+        self.ends.update(self.state, work)
+        self._placement_changed(work)
+        self.queue.capacity_changed()
+
+    def node_changed(self, node: Node) -> None:
+        """A node has joined, opened, closed or lost its leases."""
+        self.pools.update(node)
+        self.capacity.update(node)
+
+    def _placement_changed(self, work: Work) -> None:
+        for node_id in dict.fromkeys(rank.node_id for rank in work.placement):
             self.pools.update(self.state.nodes[node_id])
+            if work.kind == "replica":
+                self.capacity.update(self.state.nodes[node_id])
+
+    def _num_not_held_for_good(self, node: Node) -> int:
+        """Devices that are free, or will be when jobs end and what is leaving has left."""
+        works = self.state.works
+        return sum(
+            not device.holder
+            or works[device.holder].kind == "attempt"
+            or works[device.holder].state in LEAVING
+            for device in node.devices
+        )
 
 
 def lifecycle_of(work: Work) -> Lifecycle:

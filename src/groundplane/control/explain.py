@@ -62,8 +62,7 @@ def explain_job(core: ControlCore, job_id: str, now_ns: int) -> JobExplanation |
         for pool in core.pools
     )
     ahead = _ahead(core, job)
-    plan = core.state.head_plan
-    is_head = plan is not None and plan.owner_id == job_id
+    plan = core.scheduler.plan() if core.state.head_id == job_id else None
     return JobExplanation(
         job_id=job_id,
         state=job.state,
@@ -73,7 +72,7 @@ def explain_job(core: ControlCore, job_id: str, now_ns: int) -> JobExplanation |
         available=available,
         num_ahead=len(ahead),
         ahead=tuple(ahead[:AHEAD_SHOWN]),
-        expected_start_ns=plan.start_ns if plan is not None and is_head else -1,
+        expected_start_ns=-1 if plan is None else plan.start_ns,
         waited_ns=(now_ns if job.first_started_ns < 0 else job.first_started_ns) - job.submitted_ns,
     )
 

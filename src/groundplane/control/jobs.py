@@ -68,7 +68,6 @@ class Jobs:
         )
         context.queue.remove(entry_of_job(job))
         context.lease(work, placement)
-        context.state.works[work.work_id] = work
         job.state = JOB.after(job.state, "placed")
         job.work_id = work.work_id
         context.actions.append(StartWork(work.work_id, "attempt", job.job_id, work.fence, placement))

@@ -99,5 +99,5 @@ class Nodes:
         self._changed(node)
 
     def _changed(self, node: Node) -> None:
-        self._context.pools.update(node)
+        self._context.node_changed(node)
         self._context.queue.capacity_changed()

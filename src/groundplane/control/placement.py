@@ -11,7 +11,7 @@ moving one costs the same at ten nodes and at ten thousand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from groundplane.control.actions import RankPlacement
 from groundplane.control.events import Gang
@@ -22,9 +22,14 @@ NO_HOLDS: Holds = {}
 
 
 class Pools:
-    """One `Pool` a device kind, tried in the order of their names."""
+    """One `Pool` a device kind, tried in the order of their names.
 
-    def __init__(self) -> None:
+    Args:
+        count: how many devices of an open node count; those that nobody holds, if not given.
+    """
+
+    def __init__(self, count: Callable[[Node], int] | None = None) -> None:
+        self._count = count or num_free_on
         self._pools: dict[str, Pool] = {}
 
     def __iter__(self) -> Iterator[Pool]:
@@ -33,7 +38,7 @@ class Pools:
     def update(self, node: Node) -> None:
         """Takes note of a node that is new or changed."""
         if node.device_kind not in self._pools:
-            self._pools[node.device_kind] = Pool(node.device_kind)
+            self._pools[node.device_kind] = Pool(node.device_kind, self._count)
         self._pools[node.device_kind].update(node)
 
     def place(self, gang: Gang, holds: Holds = NO_HOLDS) -> tuple[RankPlacement, ...] | None:
@@ -44,11 +49,16 @@ class Pools:
                 return placement
         return None
 
+    def have_slots(self, gang: Gang) -> bool:
+        """Whether the devices of any kind would allow all ranks of `gang`, memory aside."""
+        return any(pool.num_slots(gang) >= gang.num_ranks for pool in self)
+
 
 class Pool:
     """The open nodes of one device kind."""
 
-    def __init__(self, device_kind: str) -> None:
+    def __init__(self, device_kind: str, count: Callable[[Node], int]) -> None:
+        self._count = count
         self.device_kind = device_kind
         self.num_free = 0
         self._nodes: list[Node] = []
@@ -65,7 +75,7 @@ class Pool:
             self._num_free_of.append(-1)
             self._masks += [0] * (len(node.devices) + 1 - len(self._masks))
         before = self._num_free_of[position]
-        after = sum(not device.holder for device in node.devices) if node.is_open else -1
+        after = self._count(node) if node.is_open else -1
         if before == after:
             return
         self.num_free += max(after, 0) - max(before, 0)
@@ -79,6 +89,11 @@ class Pool:
     def open_nodes(self) -> Iterator[Node]:
         """Every open node, in the order of joining."""
         return (node for node, num in zip(self._nodes, self._num_free_of, strict=True) if num >= 0)
+
+    def emptiest_first(self) -> Iterator[Node]:
+        """Open nodes with free devices, most first, then in the order of joining."""
+        for num_free in range(len(self._masks) - 1, 0, -1):
+            yield from self._nodes_with(num_free)
 
     def num_slots(self, gang: Gang) -> int:
         """How many ranks of `gang` its devices would allow now, memory aside: an upper bound, cheap."""
@@ -127,6 +142,11 @@ class Pool:
             lowest = mask & -mask
             yield self._nodes[lowest.bit_length() - 1]
             mask ^= lowest
+
+
+def num_free_on(node: Node) -> int:
+    """Devices of a node that nobody holds."""
+    return sum(not device.holder for device in node.devices)
 
 
 def slots_on(node: Node, num_free: int, gang: Gang, hold: Hold | None) -> int:

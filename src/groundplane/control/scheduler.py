@@ -8,10 +8,11 @@ start
 - anywhere, if it is predicted to end before the planned start, or
 - where the free devices, less its own, still cover what the plan keeps on each node.
 
-The plan stays as it is until the head starts, is removed, is overtaken by a higher priority, or a node of
-the plan closes. So a head waits at most for the works that were on its planned nodes when the plan was
-made, and for those predicted to end before its start: each of them once, since nothing new gets in after
-that time. This bounds the wait also where predictions are wrong or missing; nothing starves.
+The plan is made when first something could overtake the head, and stays as it is until the head starts, is
+removed, is overtaken by a higher priority, or a node of the plan closes. So a head waits at most for the
+works that were on its planned nodes when the plan was made, and for those predicted to end before its
+start: each of them once, since nothing new gets in after that time. This bounds the wait also where
+predictions are wrong or missing; nothing starves.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from collections.abc import Callable
 from groundplane.control.actions import RankPlacement
 from groundplane.control.context import Context
 from groundplane.control.events import Gang
-from groundplane.control.placement import NO_HOLDS
 from groundplane.control.plan import plan_head
 from groundplane.control.queue import Entry, entry_of_job, entry_of_replica
 from groundplane.control.state import HeadPlan
+from groundplane.spec.errors import InvariantError
 
 BACKFILL_DEPTH = 100
 """How many entries behind the head a pass looks at."""
@@ -46,12 +47,12 @@ class Scheduler:
         self._start = start
 
     def run(self) -> None:
-        """Places what can be placed, then sets the head's plan and the fragmentation clocks."""
+        """Places what can be placed, then sets the fragmentation clocks."""
         queue = self._context.queue
         if queue.needs_full_pass or queue.new_entries:
-            plan = self._context.state.head_plan
-            if not queue.needs_full_pass and plan is not None and self._all_behind(plan):
-                self._backfill(plan, sorted(queue.new_entries))
+            head = None if queue.needs_full_pass else self.head()
+            if head is not None and all(entry > head for entry in queue.new_entries):
+                self._backfill(sorted(queue.new_entries))
             else:
                 self._full_pass()
             queue.settled()
@@ -63,24 +64,25 @@ class Scheduler:
         return state.works[entry.waiting_id].gang if entry.number else state.jobs[entry.owner_id].gang
 
     def head(self) -> Entry | None:
-        """The entry that the plan is for."""
-        plan = self._context.state.head_plan
-        return None if plan is None else self._entry_of(plan)
-
-    def _entry_of(self, plan: HeadPlan) -> Entry:
+        """The entry that is blocked and must not be delayed."""
         state = self._context.state
-        replica = state.works.get(plan.owner_id)
+        if not state.head_id:
+            return None
+        replica = state.works.get(state.head_id)
         if replica is not None:
             return entry_of_replica(state.services[replica.owner_id], replica)
-        return entry_of_job(state.jobs[plan.owner_id])
+        return entry_of_job(state.jobs[state.head_id])
 
-    def _all_behind(self, plan: HeadPlan) -> bool:
-        head = self._entry_of(plan)
-        return all(entry > head for entry in self._context.queue.new_entries)
+    def plan(self) -> HeadPlan | None:
+        """The head's plan: the one that is kept, or the one that would be made now."""
+        state, head = self._context.state, self.head()
+        return None if head is None else state.head_plan or self._new_plan(head)
 
     def _full_pass(self) -> None:
+        """Serves the queue in order up to the first that must wait, then fills the gaps behind it."""
         state, entries = self._context.state, self._context.queue.entries
-        before, state.head_plan = state.head_plan, None
+        before = state.head_plan
+        state.head_id, state.head_plan = "", None
         hopeless: dict[Gang, None] = {}
         position = 0
         while position < min(len(entries), PASSED_OVER_LIMIT):
@@ -90,17 +92,22 @@ class Scheduler:
                 position += 1
                 continue
             placement = self._context.pools.place(gang)
+            kept = self._kept(before, entry)
             if placement is not None:
                 self._start(entry, placement)
-                continue
-            state.head_plan = self._kept(before, entry) or plan_head(
-                state, self._context.pools, entry.waiting_id, gang
-            )
-            if state.head_plan is not None:
-                self._backfill(state.head_plan, entries[position + 1 : position + 1 + BACKFILL_DEPTH])
+            elif kept is not None or self._can_ever_fit(entry, gang):
+                state.head_id, state.head_plan = entry.waiting_id, kept
+                self._backfill(entries[position + 1 : position + 1 + BACKFILL_DEPTH])
                 return
-            hopeless[gang] = None
-            position += 1
+            else:
+                hopeless[gang] = None
+                position += 1
+
+    def _can_ever_fit(self, entry: Entry, gang: Gang) -> bool:
+        """Whether it would fit if every job were over: told by an index, or by a plan where memory counts."""
+        if not self._context.capacity.have_slots(gang):
+            return False
+        return gang.memory_bytes_per_rank == 0 or self._new_plan(entry) is not None
 
     def _kept(self, plan: HeadPlan | None, entry: Entry) -> HeadPlan | None:
         if plan is None or plan.owner_id != entry.waiting_id:
@@ -108,18 +115,36 @@ class Scheduler:
         nodes = self._context.state.nodes
         return plan if all(nodes[node_id].is_open for node_id in plan.holds) else None
 
-    def _backfill(self, plan: HeadPlan, candidates: list[Entry]) -> None:
-        failed: dict[tuple[Gang, bool], None] = {}
+    def _new_plan(self, entry: Entry) -> HeadPlan | None:
+        context = self._context
+        return plan_head(context.state, context.pools, context.ends, entry.waiting_id, self.gang_of(entry))
+
+    def _backfill(self, candidates: list[Entry]) -> None:
+        """Starts what does not delay the head, whose plan is made when first something could."""
+        pools = self._context.pools
+        failed: dict[Gang, None] = {}
+        failed_beside_plan: dict[Gang, None] = {}
         for entry in candidates:
             gang = self.gang_of(entry)
-            ends_before = self._ends_before(plan, entry)
-            if (gang, ends_before) in failed:
-                continue
-            placement = self._context.pools.place(gang, NO_HOLDS if ends_before else plan.holds)
+            placement = None if gang in failed else pools.place(gang)
             if placement is None:
-                failed[gang, ends_before] = None
+                failed[gang] = None
+                continue
+            plan = self._made_plan()
+            if not self._ends_before(plan, entry):
+                placement = None if gang in failed_beside_plan else pools.place(gang, plan.holds)
+            if placement is None:
+                failed_beside_plan[gang] = None
             else:
                 self._start(entry, placement)
+
+    def _made_plan(self) -> HeadPlan:
+        state, head = self._context.state, self.head()
+        if state.head_plan is None and head is not None:
+            state.head_plan = self._new_plan(head)
+        if state.head_plan is None:
+            raise InvariantError(f"no plan for {state.head_id!r}, which was found to fit an empty cluster")
+        return state.head_plan
 
     def _ends_before(self, plan: HeadPlan, entry: Entry) -> bool:
         if entry.number or plan.start_ns < 0:

@@ -13,12 +13,12 @@ from groundplane.control.context import Context
 from groundplane.control.events import ServiceDeployed, ServiceRemoved, ServiceScaled
 from groundplane.control.jobs import backoff_ns
 from groundplane.control.lifecycle.replica import REPLICA
+from groundplane.control.plan import LEAVING
 from groundplane.control.queue import entry_of_replica
 from groundplane.control.state import Service, Timer, Work
 
 REPLICA_STOP_GRACE_NS = 10_000_000_000
 """Time that a replica without requests has for a polite end."""
-_LEAVING = ("draining", "stopping")
 _WAITING = ("queued", "backing_off")
 
 
@@ -187,13 +187,12 @@ class Services:
             self._request_stop(replica, reason)
             return
         replica.state = REPLICA.after(replica.state, "drain")
-        self._context.queue.capacity_changed()  # its devices are now expected back
+        self._context.is_leaving(replica)
         self._context.actions.append(DrainWork(replica.work_id, replica.fence))
         at_ns = self._context.now_ns + service.drain_ns
         self._context.set_timer(_drain_timer(replica), Timer(at_ns, "replica_drain", replica.work_id))
 
     def _request_stop(self, replica: Work, reason: str) -> None:
-        self._context.queue.capacity_changed()
         self._context.request_stop(
             replica, intent=replica.stop_intent, reason=reason, grace_ns=REPLICA_STOP_GRACE_NS
         )
@@ -224,7 +223,7 @@ class Services:
 
     def _staying(self, service: Service) -> list[Work]:
         works = self._context.state.works
-        return [works[work_id] for work_id in service.replicas if works[work_id].state not in _LEAVING]
+        return [works[work_id] for work_id in service.replicas if works[work_id].state not in LEAVING]
 
     def _replicas(self, service: Service, states: tuple[str, ...]) -> list[Work]:
         works = self._context.state.works

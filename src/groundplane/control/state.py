@@ -182,5 +182,6 @@ class CoreState(Struct, forbid_unknown_fields=True):
     works: dict[str, Work] = field(default_factory=dict)
     timers: dict[str, Timer] = field(default_factory=dict)
     clocks: dict[str, FragmentationClock] = field(default_factory=dict)
+    head_id: str = ""
     head_plan: HeadPlan | None = None
     ignored: dict[str, int] = field(default_factory=dict)

@@ -121,7 +121,7 @@ class Checker:
         running = [o for node in self._engine.nodes.values() for o in node.occupants if o]
         if running:
             raise ViolationError(f"processes were left behind: {running}")
-        if core.state.timers or core.queue.entries or core.state.head_plan is not None:
+        if core.state.timers or core.queue.entries or core.state.head_id:
             raise ViolationError("timers, queue entries or a plan were left behind")
 
     # Books -----------------------------------------------------------------------------------------------
