@@ -12,8 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-
-from conftest import Counting, Platform
+from gateway_rig import Counting, Platform
 
 pytestmark = pytest.mark.real
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from gateway_rig import Platform, fetch, free_port
 
-from conftest import Platform, fetch, free_port
 from groundplane.platform.serving.registry import model_path
 from groundplane.platform.serving.servers import ADAPTERS, replica_launch
 from groundplane.spec.service import ServiceSpec

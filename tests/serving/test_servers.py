@@ -58,6 +58,14 @@ def test_counts_are_read() -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:1", "ftp://x/v1", "http://x:99999/v1", "http:///v1", "http://é/v1"]
+)
+def test_no_origin(url: str) -> None:
+    with pytest.raises(InputError, match="must be a base URL"):
+        Origin.of(url)
+
+
+@pytest.mark.parametrize(
     ("url", "host", "port", "prefix", "root"),
     [
         ("http://127.0.0.1:8123/v1", "127.0.0.1", 8123, "/v1", ""),

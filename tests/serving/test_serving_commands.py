@@ -14,9 +14,8 @@ from pathlib import Path
 
 import openai
 import pytest
+from gateway_rig import free_port
 from test_registry import gguf
-
-from conftest import free_port
 
 pytestmark = pytest.mark.real
 

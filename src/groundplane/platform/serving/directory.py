@@ -6,40 +6,49 @@ outstanding requests, among those that did not just fail where there are others.
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from collections.abc import Collection
 from typing import Final
 
+import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from groundplane.platform.runtime.database import Database
 from groundplane.platform.runtime.identity import KeyRing
 from groundplane.platform.runtime.tables import api_keys, endpoints, services
-from groundplane.platform.serving.servers import ADAPTERS
-from groundplane.platform.serving.servers.contract import Adapter
+from groundplane.platform.serving.servers import adapter_of
 from groundplane.platform.serving.upstream import Origin
+from groundplane.spec.errors import InputError
 
 REFRESH_S: Final = 0.2
 SUSPECT_S: Final = 1.0
 """A replica that failed is passed over this long where another one is ready."""
 
 
+log = logging.getLogger(__name__)
+
+
 class Replica:
     """One endpoint and what the gateway has on it now."""
 
     __slots__ = (
-        "adapter", "fence", "last_chosen", "model_name", "num_outstanding", "origin", "ready", "server",
-        "suspect_until_s", "url", "work_id",
+        "adapter", "fence", "last_chosen", "model_name", "model_there", "num_outstanding", "origin", "ready",
+        "server", "suspect_until_s", "url", "work_id",
     )  # fmt: skip
 
     def __init__(self, work_id: str, model_name: str, server: str, url: str, fence: int) -> None:
         self.work_id = work_id
         self.model_name = model_name
+        self.model_there = ""
+        """What its server calls the model, where that is not `model_name`; empty otherwise."""
         self.server = server
         self.url = url
         self.fence = fence
         self.origin = Origin.of(url)
-        self.adapter: Adapter = ADAPTERS[server]
+        self.adapter = adapter_of(server)
         self.ready = False
         self.num_outstanding = 0
         self.last_chosen = 0
@@ -53,6 +62,7 @@ class Directory:
         self._database = database
         self._keys_version: tuple[int | None, ...] | None = None
         self._num_chosen = 0
+        self._refused: set[str] = set()
         self.keys = KeyRing()
         self.replicas: dict[str, Replica] = {}
         self.by_model: dict[str, list[Replica]] = {}
@@ -68,11 +78,9 @@ class Directory:
         """
         with self._database.reading() as connection:
             rows = connection.execute(sa.select(endpoints)).all()
-            names = (
-                connection.execute(sa.select(services.c.name).where(services.c.removed_ns.is_(None)))
-                .scalars()
-                .all()
-            )
+            deployed = connection.execute(
+                sa.select(services.c.name, services.c.spec).where(services.c.removed_ns.is_(None))
+            ).all()
             version = tuple(
                 connection.execute(
                     sa.select(
@@ -88,15 +96,21 @@ class Directory:
             self.keys.load(self._database)
             self._keys_version = version
         replicas: dict[str, Replica] = {}
-        by_model: dict[str, list[Replica]] = {name: [] for name in names}
+        by_model: dict[str, list[Replica]] = {service.name: [] for service in deployed}
+        model_there = {service.name: _model_there(service.spec) for service in deployed}
         created_s: dict[str, int] = {}
         for row in rows:
-            if row.server not in ADAPTERS:
-                continue
             known = self.replicas.get(row.work_id)
             if known is None or known.url != row.url or known.fence != row.fence:
-                known = Replica(row.work_id, row.model_name, row.server, row.url, row.fence)
+                try:
+                    known = Replica(row.work_id, row.model_name, row.server, row.url, row.fence)
+                except InputError as error:
+                    if row.url not in self._refused:
+                        self._refused.add(row.url)
+                        log.error("endpoint %s is left out: %s", row.work_id, error)
+                    continue
             known.ready = row.state == "ready"
+            known.model_there = model_there.get(row.model_name, "")
             replicas[row.work_id] = known
             by_model.setdefault(row.model_name, []).append(known)
             created_s[row.model_name] = max(row.updated_ns // 10**9, created_s.get(row.model_name, 0))
@@ -126,3 +140,20 @@ class Directory:
             self._num_chosen += 1
             best.last_chosen = self._num_chosen
         return best
+
+
+class _Deployed(Struct):
+    """What is read of a service's description."""
+
+    server: str = ""
+    model: str = ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _model_there(spec: str) -> str:
+    """A server that somebody else runs knows the model by the service's `model`, where one is given."""
+    try:
+        deployed = msgspec.json.decode(spec, type=_Deployed)
+    except msgspec.DecodeError:
+        return ""
+    return deployed.model if deployed.server.startswith("openai") else ""

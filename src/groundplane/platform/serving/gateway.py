@@ -90,13 +90,18 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
         asyncio.create_task(_sweep(pool)),
         asyncio.create_task(ledger.run()),
     ]
+    for task in background:
+        # One that fails is a fault of ours: the gateway ends, and its supervisor starts it anew.
+        task.add_done_callback(lambda _task: setattr(server, "should_exit", True))
     log.info("gateway ready on %s:%d", *listener.getsockname()[:2])
     try:
         await server.serve(sockets=[listener])
     finally:
         for task in background:
             task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        for failure in await asyncio.gather(*background, return_exceptions=True):
+            if isinstance(failure, Exception):
+                log.error("a background task failed", exc_info=failure)
         await ledger.close()
         pool.close()
         database.close()

@@ -18,7 +18,7 @@ from groundplane.platform.serving.answers import (
     upstream_failed,
     upstream_timeout,
 )
-from groundplane.platform.serving.call import Call, ask_for_usage
+from groundplane.platform.serving.call import Call, ask_for_usage, with_model
 from groundplane.platform.serving.directory import SUSPECT_S, Directory, Replica
 from groundplane.platform.serving.events import StreamTail, Usage, usage_of_answer
 from groundplane.platform.serving.ledger import Cut, Ledger
@@ -122,6 +122,8 @@ class Relay:
         body = call.body
         if call.streamed and not call.asked_usage and not replica.adapter.counts_unasked:
             body = ask_for_usage(body, call.envelope)
+        if replica.model_there:
+            body = with_model(body, replica.model_there)
         connection.send(replica.origin.request(call.suffix, call.upstream_id, body))
         call.queued_ns = time.monotonic_ns() - call.arrived_ns
         if call.gone:

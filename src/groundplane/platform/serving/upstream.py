@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httptools
 from msgspec import Struct
 
-from groundplane.spec.errors import GroundplaneError
+from groundplane.spec.errors import GroundplaneError, InputError
 
 CONNECT_TIMEOUT_S: Final = 2.0
 SILENCE_LIMIT_S: Final = 600.0
@@ -62,11 +62,22 @@ class Origin(Struct, frozen=True):
 
     @classmethod
     def of(cls, url: str) -> Origin:
-        """Parses a base URL; one without a path is taken to mean `/v1`."""
-        parts = urlsplit(url)
+        """Parses a base URL; one without a path is taken to mean `/v1`.
+
+        Raises:
+            InputError: no http or https URL with a host.
+        """
+        rule = "must be a base URL such as 'http://127.0.0.1:8000/v1'"
+        try:
+            parts = urlsplit(url)
+            given_port = parts.port
+        except ValueError:
+            raise InputError(rule, field="url", value=url) from None
+        if parts.scheme not in {"http", "https"} or not parts.hostname or not url.isascii():
+            raise InputError(rule, field="url", value=url)
         tls = parts.scheme == "https"
-        port = parts.port or (443 if tls else 80)
-        host = parts.hostname or ""
+        port = given_port or (443 if tls else 80)
+        host = parts.hostname
         prefix = parts.path.rstrip("/") or "/v1"
         shown = f"[{host}]" if ":" in host else host
         return cls(
