@@ -19,7 +19,7 @@ from groundplane.catalog import (
     resolve_llm,
     resolve_server,
 )
-from groundplane.catalog.resolve import slice_shape
+from groundplane.catalog.presets import cluster_sizes, resized, slice_shape
 from groundplane.catalog.store import SECTIONS
 from groundplane.spec.errors import InputError
 
@@ -258,3 +258,34 @@ def test_a_server_without_a_usual_fabric_makes_no_preset(tmp_path: Path) -> None
     file.write_text("servers:\n  bare: {chip: h100, chips: 8, scaleup_size: 8}\n")
     with pytest.raises(InputError, match="names no usual fabric"):
         resolve_cluster("barex2", catalog=catalog_with_file(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "chips", "nodes", "domain"),
+    [
+        ("h100", 64, 8, 8),
+        ("h100x1024", 4, 1, 4),
+        ("dgx-h100", 64, 8, 8),
+        ("dgx-h100-16", 8, 1, 8),
+        ("gb200", 36, 9, 36),
+        ("tpu-v5p", 512, 128, 512),
+        ("tpu-v5px64", 2, 1, 2),
+        ("l40s", 2, 1, 1),
+    ],
+)
+def test_a_cluster_at_other_sizes(text: str, chips: int, nodes: int, domain: int) -> None:
+    cluster = cluster_sizes(text)(chips)
+    assert (cluster.num_chips, cluster.num_nodes, cluster.scaleup_size) == (chips, nodes, domain)
+
+
+def test_a_cluster_file_at_other_sizes(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(CLUSTER)
+    assert cluster_sizes(file)(40).num_nodes == 10
+    with pytest.raises(InputError, match="must fill whole servers of 4 chips"):
+        cluster_sizes(file)(6)
+    with pytest.raises(InputError, match="must fill whole servers"):
+        resized(resolve_cluster(file), 0)
+    with pytest.raises(InputError) as caught:
+        cluster_sizes("h1000")
+    assert caught.value.nearest is not None

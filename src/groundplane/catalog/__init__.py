@@ -1,5 +1,6 @@
 """Facts about chips, servers, fabrics, storage and models, each with its source."""
 
+from groundplane.catalog.presets import cluster_sizes
 from groundplane.catalog.resolve import (
     catalog_with_file,
     load_cluster,
@@ -18,6 +19,7 @@ from groundplane.catalog.store import Catalog
 __all__ = [
     "Catalog",
     "catalog_with_file",
+    "cluster_sizes",
     "load_cluster",
     "model_entry",
     "model_names",

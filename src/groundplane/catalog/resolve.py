@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from groundplane.catalog.store import SECTIONS, Catalog, singular
+from groundplane.catalog.store import SECTIONS, Catalog
 from groundplane.spec.cluster import (
     CardSpec,
     ChipSpec,
@@ -37,8 +36,6 @@ STRUCTS: Final[dict[str, type]] = {
 }
 """What an entry of each section becomes."""
 
-_COUNTED: Final = re.compile(r"^(?P<name>.+?)(?P<sign>[x-])(?P<count>[1-9]\d{0,6})$")
-
 
 def resolve_cluster(name_or_path: str | Path, *, catalog: Catalog | None = None) -> ClusterSpec:
     """A cluster from a file or from a preset name.
@@ -52,9 +49,18 @@ def resolve_cluster(name_or_path: str | Path, *, catalog: Catalog | None = None)
     """
     known = catalog or Catalog.shipped()
     text = str(name_or_path)
-    if isinstance(name_or_path, Path) or text.lower().endswith(_FILE_SUFFIXES) or "/" in text:
+    if is_file_name(name_or_path):
         return load_cluster(name_or_path, catalog=known)
-    return _preset(text, known)
+    # Presets are built from files' parts, which live here.
+    from groundplane.catalog.presets import preset
+
+    return preset(text, known)
+
+
+def is_file_name(name_or_path: str | Path) -> bool:
+    """Whether a person meant a file, and not a name."""
+    text = str(name_or_path)
+    return isinstance(name_or_path, Path) or text.lower().endswith(_FILE_SUFFIXES) or "/" in text
 
 
 def load_cluster(path: str | Path, *, catalog: Catalog | None = None) -> ClusterSpec:
@@ -74,7 +80,7 @@ def load_cluster(path: str | Path, *, catalog: Catalog | None = None) -> Cluster
     known = _own_entries(data, catalog or Catalog.shipped(), Path(path), lines)
     kept = {key: value for key, value in data.items() if key not in SECTIONS and key != "catalog"}
     try:
-        complete = _expand_cluster(kept, known)
+        complete = expand_cluster(kept, known)
     except InputError as error:
         raise placed(error, file, lines) from None
     return from_data(complete, ClusterSpec, file=file, lines=lines)
@@ -198,7 +204,7 @@ def _with_checked(data: Any, known: Catalog, file: str, lines: Lines) -> Catalog
     return together
 
 
-def _expand_cluster(data: dict[str, Any], known: Catalog) -> dict[str, Any]:
+def expand_cluster(data: dict[str, Any], known: Catalog) -> dict[str, Any]:
     """The file's data with every name replaced; a server's own fabric serves where none is given."""
     complete = dict(data)
     if "server" in complete:
@@ -229,95 +235,3 @@ def _within(field: str, expand: Any) -> Any:
     except InputError as error:
         inner = ".".join(part for part in (field, error.field) if part)
         raise InputError(error.rule, field=inner, value=error.value, nearest=error.nearest) from None
-
-
-def _preset(text: str, known: Catalog) -> ClusterSpec:
-    match = _COUNTED.match(text)
-    if match is not None:
-        name, count = match["name"], int(match["count"])
-        if known.has("servers", name):
-            return _of_servers(text, name, count, known)
-        if known.has("chips", name) and match["sign"] == "x":
-            return _of_chips(text, name, count, known)
-    for section in ("servers", "chips"):
-        if known.has(section, text):
-            raise InputError(
-                f"names a {singular(section)}, not a cluster: say how many",
-                value=text,
-                nearest=f"{text}x8",
-            )
-    base = match["name"] if match is not None else text
-    suffix = text[len(base) :] if match is not None else "x8"
-    near = nearest_name(base, known.all_names("servers") + known.all_names("chips"))
-    raise InputError(
-        "no such file, and no preset: a preset is CHIPxN or SERVERxN, with names from `groundplane catalog`",
-        value=text,
-        nearest=f"{near}{suffix}" if near else None,
-    )
-
-
-def _of_servers(text: str, server: str, count: int, known: Catalog) -> ClusterSpec:
-    data = {"kind": "cluster", "name": text.lower(), "nodes": count, "server": server}
-    complete = _expand_cluster(data, known)
-    if "fabric" not in complete:
-        raise InputError("names no usual fabric: write a cluster file", field="server", value=server)
-    cluster = from_data(complete, ClusterSpec)
-    full = cluster.server
-    if not full.scaleup_torus or cluster.num_chips >= full.scaleup_size:
-        return cluster
-    shape = slice_shape(cluster.num_chips, full.scaleup_torus)
-    part = msgspec.structs.replace(full, scaleup_size=cluster.num_chips, scaleup_torus=shape)
-    return msgspec.structs.replace(cluster, server=part)
-
-
-def slice_shape(num_chips: int, pod: tuple[int, ...]) -> tuple[int, ...]:
-    """The most cubic box of `num_chips` inside a pod, as a scheduler of such a pod would carve it.
-
-    Of all boxes that fit, the one whose longest side is shortest (then the next longest), longest side last.
-
-    Raises:
-        InputError: no box of that many chips fits.
-    """
-    limits = sorted(pod)
-    best: tuple[int, ...] | None = None
-    for sides in _boxes(num_chips, len(limits)):
-        fits = all(side <= limit for side, limit in zip(sides, limits, strict=True))
-        if fits and (best is None or sides[::-1] < best[::-1]):
-            best = sides
-    if best is None:
-        raise InputError(
-            f"must form a box inside a pod of {' x '.join(map(str, pod))}", field="chips", value=num_chips
-        )
-    return best
-
-
-def _boxes(volume: int, dimensions: int) -> list[tuple[int, ...]]:
-    """All boxes of a volume, sides ascending."""
-    if dimensions == 1:
-        return [(volume,)]
-    sides = [side for side in range(1, volume + 1) if side**dimensions <= volume and volume % side == 0]
-    return [
-        (side, *rest) for side in sides for rest in _boxes(volume // side, dimensions - 1) if rest[0] >= side
-    ]
-
-
-def _of_chips(text: str, chip: str, count: int, known: Catalog) -> ClusterSpec:
-    server = known.default_server(chip)
-    if server is None:
-        raise InputError(
-            "has no usual server: write a cluster file, or name a server", field="chip", value=chip
-        )
-    spec = resolve_server(server, catalog=known)
-    per_server = spec.num_chips
-    if count > per_server and count % per_server:
-        low = count // per_server * per_server
-        raise InputError(
-            f"must fill whole servers of {per_server} chips ({server})", value=text, nearest=f"{chip}x{low}"
-        )
-    cluster = _of_servers(text, server, max(1, count // per_server), known)
-    if count >= per_server:
-        return cluster
-    part = msgspec.structs.replace(
-        cluster.server, num_chips=count, scaleup_size=count if spec.scaleup_size > 1 else 1
-    )
-    return msgspec.structs.replace(cluster, server=part)
