@@ -85,6 +85,7 @@ class Kind:
     start: Callable[[ChipSpec, str], MatmulCurve | AttentionCurve]
     spread: Callable[[str], dict[str, float]]
     predict: Callable[[MatmulCurve | AttentionCurve, tuple[FloatArray, ...]], FloatArray]
+    corrected_part: Callable[[MatmulCurve | AttentionCurve, tuple[FloatArray, ...]], FloatArray]
     coordinates: Callable[[tuple[FloatArray, ...]], tuple[FloatArray, ...]]
 
 
@@ -173,6 +174,7 @@ MATMUL = Kind(
     matmul_start,
     lambda dtype: MATMUL_SPREAD | ({"cast_bytes": 0.6} if dtype != "bf16" else {}),
     lambda curve, columns: curve.time_s(*columns),
+    lambda curve, columns: curve.time_s(*columns) - curve.floor_s,
     lambda columns: columns,
 )
 ATTENTION = Kind(
@@ -181,6 +183,7 @@ ATTENTION = Kind(
     attention_start,
     lambda _: ATTENTION_SPREAD,
     lambda curve, c: curve.time_s(c[0], c[1], c[1], c[2], c[3], c[4], cache_write=True),
+    lambda curve, c: msgspec.structs.replace(curve, floor_s=0.0).time_s(c[0], c[1], c[1], c[2], c[3], c[4]),
     lambda c: (c[0] * c[2], c[1], c[2] / c[3]),
 )
 
@@ -193,9 +196,17 @@ def fit(kind: Kind, table: Table) -> MatmulCurve | AttentionCurve:
         table.measured_s,
         lambda curve: kind.predict(curve, table.columns),
     )
-    left = np.log(table.measured_s / kind.predict(physics, table.columns))
+    # The correction multiplies what is not floor, so a point that is mostly floor says little about it.
+    whole = kind.predict(physics, table.columns)
+    fixed = whole - kind.corrected_part(physics, table.columns)
+    part = np.maximum(table.measured_s - fixed, 0.2 * (whole - fixed)) / (whole - fixed)
     correction = fit_correction(
-        kind.axes, left, *kind.coordinates(table.columns), smoothness=0.1, shrinkage=0.05
+        kind.axes,
+        np.log(part),
+        *kind.coordinates(table.columns),
+        smoothness=0.1,
+        shrinkage=0.05,
+        importance=(1.0 - fixed / whole) ** 2,
     )
     return msgspec.structs.replace(physics, correction=correction)
 
@@ -326,7 +337,7 @@ def write(
     any_evidence = evidence_of(
         "data-sheet", np.concatenate(kin["any"]), f"{SOURCE}; chip and family held out"
     )
-    families = []
+    families: list[dict[str, object]] = []
     for (name, dtype), members in groups.items():
         curves = [fitted[member.chip.name, member.dtype] for member in members]
         curve = mean_curve(kind, curves, kind.start(members[0].chip, dtype), dtype, corrected=name != "any")
@@ -337,6 +348,9 @@ def write(
                 evidence, ratio_p10=evidence.ratio_p10**1.5, ratio_p90=evidence.ratio_p90**1.5
             )
         families.append(entry(name, dtype, curve, common.rounded(evidence), None))
+        if name != "any":
+            cores = [curve.peak_flops_per_s / curve.num_cores for curve in curves]
+            families[-1]["core_flops_per_s"] = float(f"{np.mean(cores):.4g}")
     data: dict[str, object] = {
         "source": f"{SOURCE}; {file}",
         "form": "groundplane.perfmodel.curves." + {"matmul": "MatmulCurve"}.get(kind.name, "AttentionCurve"),

@@ -47,7 +47,9 @@ class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `chips_per_domain` chips meet in a scale-up domain; `nic_bytes_per_s` is one card's rate and
     `domain_nic_bytes_per_s` that of all cards of a domain, one direction. `oversubscription` holds above
-    `domains_per_leaf` domains (0: no limit known). `torus` is set where the scale-up fabric is one.
+    `domains_per_leaf` domains (0: no limit known). `torus` is the shape of a domain whose links form one.
+    `in_network_reduction`: switches add up, so that every byte of an all-reduce goes up once (SHARP).
+    `extra_latency_s` is what the network's one-way latency exceeds that of the fabrics that were measured.
     """
 
     scaleup: TierCurve
@@ -58,13 +60,23 @@ class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     oversubscription: float = 1.0
     domains_per_leaf: int = 0
     torus: tuple[int, ...] = ()
+    in_network_reduction: bool = False
+    extra_latency_s: float = 0.0
     scaleup_evidence: Evidence = link_catalogue.DATA_SHEET
     scaleout_evidence: Evidence = link_catalogue.DATA_SHEET
 
 
-def cluster_links(cluster: ClusterSpec) -> Links:
-    """The links of a cluster, from its own measured points, fitted tables or data sheets, in this order."""
-    return _links(cluster.name, _Cluster(cluster))
+def cluster_links(cluster: ClusterSpec, *, in_network_reduction: bool = False) -> Links:
+    """The links of a cluster, from its own measured points, fitted tables or data sheets, in this order.
+
+    Args:
+        cluster: the cluster.
+        in_network_reduction: reduce in the switches, where they can; off by default, as libraries have it.
+    """
+    links = _links(cluster.name, _Cluster(cluster))
+    if in_network_reduction and cluster.fabric.in_network_reduction:
+        return msgspec.structs.replace(links, in_network_reduction=True)
+    return links
 
 
 def collective_time_s(
@@ -102,7 +114,8 @@ def collective_time_s(
     experts = np.asarray(fan_out, dtype=np.float64)
     inner = links.scaleup.curve(kind)
     moved = _scaleup_bytes(links, kind, size, inside, domains, experts)
-    scaleup_s = np.where(inside > 1, inner.transfer_s(moved, inside, links.scaleup.bytes_per_s), 0.0)
+    inner_rate = links.scaleup.bytes_per_s * _torus_share(links, inside)
+    scaleup_s = np.where(inside > 1, inner.transfer_s(moved, inside, inner_rate), 0.0)
     total = (inner.latency_s(inside) + scaleup_s) * inner.corrected(size)
     if links.scaleout is not None:
         groups = (
@@ -114,7 +127,8 @@ def collective_time_s(
         sent, share = _scaleout_bytes(links, kind, size, inside, domains, groups, experts)
         scaleout_s = outer.transfer_s(sent, domains, share)
         # Pieces flow through both tiers in a pipeline: the slower one shows, and the cards' latency.
-        across = outer.latency_s(domains) + smooth_max(scaleup_s, scaleout_s, _TIER_SHARPNESS)
+        latency_s = outer.latency_s(domains) + links.extra_latency_s * _rounds(kind, domains)
+        across = latency_s + smooth_max(scaleup_s, scaleout_s, _TIER_SHARPNESS)
         total = np.where(domains > 1, across * outer.corrected(size), total)
     return np.asarray(np.where(inside * domains > 1, total, 0.0), dtype=np.float64)
 
@@ -176,6 +190,8 @@ def _scaleout_bytes(
         moved = size * inside * distinct_targets(domains, fan_out)
     elif kind == "all_to_all":
         moved = bus_bytes(kind, size, domains) * inside
+    elif kind == "all_reduce" and links.in_network_reduction:
+        moved = np.minimum(bus_bytes(kind, size, domains), size)
     else:
         moved = bus_bytes(kind, size, domains)
     # One rank drives one card: a group with few ranks in a domain cannot use all cards of it.
@@ -189,6 +205,21 @@ def _scaleout_bytes(
 
 
 _RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier")
+
+
+def _torus_share(links: Links, inside: FloatArray) -> FloatArray | float:
+    """Share of a chip's links that a group uses: those of the dimensions it spans, filled one by one."""
+    if len(links.torus) < 2:
+        return 1.0
+    reach = np.cumprod(np.sort(np.asarray(links.torus, dtype=np.float64))[::-1])
+    spanned = np.searchsorted(reach, np.minimum(inside, reach[-1])) + 1.0
+    return np.asarray(spanned / len(links.torus), dtype=np.float64)
+
+
+def _rounds(kind: str, domains: FloatArray) -> FloatArray:
+    """One-way trips between domains, one after the other, that a collective takes at least."""
+    up = np.ceil(np.log2(np.maximum(domains, 1.0)))
+    return 2.0 * up if kind in ("all_reduce", "barrier") else np.maximum(np.minimum(up, domains - 1.0), 0.0)
 
 
 class _Cluster:
@@ -212,11 +243,12 @@ def _links(name: str, key: _Cluster) -> Links:  # noqa: ARG001
     server = cluster.server
     inside = link_catalogue.scaleup_tier(cluster)
     outside = link_catalogue.scaleout_tier(cluster)
-    nic = 0.0 if server.nics is None else server.nics.rate_bytes_per_s
     limit = cluster.fabric.link_bytes_per_s
-    if limit is not None:
-        nic = min(nic, limit) if nic else limit
-    cards_per_chip = 0.0 if server.nics is None else server.nics.count / server.num_chips
+    if server.nics is not None:
+        nic = min(server.nics.rate_bytes_per_s, limit or server.nics.rate_bytes_per_s)
+    else:
+        nic = limit or link_catalogue.PLAIN_CARD_BYTES_PER_S
+    cards_per_chip = (1 if server.nics is None else server.nics.count) / server.num_chips
     servers_per_domain = max(1.0, cluster.scaleup_size / server.num_chips)
     per_leaf = cluster.fabric.nodes_per_leaf or 0
     return Links(
@@ -228,6 +260,7 @@ def _links(name: str, key: _Cluster) -> Links:  # noqa: ARG001
         oversubscription=cluster.fabric.oversubscription,
         domains_per_leaf=int(per_leaf // servers_per_domain),
         torus=server.scaleup_torus or cluster.fabric.torus,
+        extra_latency_s=max(0.0, cluster.fabric.latency_s - link_catalogue.USUAL_LATENCY_S),
         scaleup_evidence=inside[1],
         scaleout_evidence=inside[1] if outside is None else outside[1],
     )

@@ -66,12 +66,13 @@ def fit_correction(
     smoothness: float,
     shrinkage: float,
     huber: float = 0.06,
+    importance: FloatArray | None = None,
 ) -> GridCorrection:
     """The correction nearest to log ratios (measured / physics) at the points.
 
     Ridge regression on the hat functions: `smoothness` weighs differences of neighbouring nodes, `shrinkage`
     the values themselves, so that nodes without points fall to their neighbours and then to no correction.
-    Outliers weigh less (Huber).
+    Outliers weigh less (Huber), points with less `importance` too.
     """
     design = hat_weights(axes, *coordinates)
     shape = [len(axis) for axis in axes]
@@ -85,13 +86,13 @@ def fit_correction(
         step[np.arange(low.size), high] = 1.0
         penalty += smoothness * step.T @ step
     values: FloatArray = np.zeros(design.shape[1])
-    weight: FloatArray = np.ones_like(log_ratio)
+    given = np.ones_like(log_ratio) if importance is None else importance
+    weight: FloatArray = given
     for _ in range(4):
-        values = np.linalg.solve(
-            design.T @ (design * weight[:, None]) + penalty, design.T @ (weight * log_ratio)
-        )
+        normal = design.T @ (design * weight[:, None]) + penalty
+        values = np.asarray(np.linalg.solve(normal, design.T @ (weight * log_ratio)), dtype=np.float64)
         error = np.abs(log_ratio - design @ values)
-        weight = np.minimum(1.0, huber / np.maximum(error, 1e-12))
+        weight = given * np.minimum(1.0, huber / np.maximum(error, 1e-12))
     return GridCorrection(axes=axes, values=tuple(round(float(value), 4) for value in values))
 
 

@@ -18,7 +18,10 @@ import numpy as np
 from groundplane.perfmodel.correction import GridCorrection
 from groundplane.perfmodel.evidence import FloatArray, Numbers
 
-GPU_TILES: Final = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
+GPU_TILES: Final = (
+    (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (32, 128),
+    (16, 128),
+)  # fmt: skip
 """Output tiles (rows, columns) that the libraries' product kernels choose from."""
 
 _WIDTH_FILL: Final = 24.0
@@ -31,7 +34,7 @@ _OWN_FLOOR: Final = 0.4
 class MatmulCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time of a product of (m, k) by (k, n), from physics and nine fitted numbers.
 
-    time = (floor + (compute^p + memory^p)^(1/p) + cast) x correction, p = `sharpness`: a smooth maximum,
+    time = floor + ((compute^p + memory^p)^(1/p) + cast) x correction, p = `sharpness`: a smooth maximum,
     since loads and products overlap, but not perfectly near the ridge.
 
     compute = min over tiles of waves x (tile FLOPs per k x (1 + `tile_load` (1/tile_m + 1/tile_n)) / core
@@ -59,24 +62,29 @@ class MatmulCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tiles: tuple[tuple[int, int], ...] = GPU_TILES
     correction: GridCorrection | None = None
 
-    def time_s(self, m: Numbers, n: Numbers, k: Numbers, batch: Numbers = 1) -> FloatArray:
+    def time_s(
+        self, m: Numbers, n: Numbers, k: Numbers, batch: Numbers = 1, *, cast: bool = True
+    ) -> FloatArray:
         """Seconds of `batch` independent products in one kernel.
 
         Args:
             m, n, k: the product is (m, k) by (k, n).
             batch: independent products of the same shape launched together (grouped or batched).
+            cast: quantise the first operand on the fly, where the format needs it.
         """
         rows, columns, depth, count = _floats(m, n, k, batch)
         memory_rate = self.memory_bytes_per_s * self.memory_efficiency
         moved = count * ((rows + columns) * depth * self.input_bytes + rows * columns * self.output_bytes)
         compute_s = self.compute_time_s(rows, columns, depth, count)
-        seconds = self.floor_s + smooth_max(compute_s, moved / memory_rate, self.sharpness)
-        if self.cast_bytes:
+        seconds = smooth_max(compute_s, moved / memory_rate, self.sharpness)
+        if self.cast_bytes and cast:
             seconds = seconds + count * rows * depth * (self.cast_bytes / memory_rate)
         if self.correction is not None:
             # Batched products fill the chip as one with more rows does.
             seconds = seconds * self.correction.factor(rows * count, columns, depth)
-        return np.asarray(seconds, dtype=np.float64)
+        # No correction and no efficiency above one may break through the roof.
+        roof_s = 2.0 * count * rows * columns * depth / self.peak_flops_per_s
+        return np.asarray(self.floor_s + np.maximum(seconds, roof_s), dtype=np.float64)
 
     def compute_time_s(
         self, rows: FloatArray, columns: FloatArray, depth: FloatArray, count: FloatArray
@@ -86,7 +94,7 @@ class MatmulCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         best: FloatArray = np.full((), np.inf)
         for tile_m, tile_n in self.tiles:
             even = np.ceil(rows / tile_m) * np.ceil(columns / tile_n) * (count / self.num_cores)
-            waves = even + self.wave_weight * (np.ceil(even) - even)
+            waves = even + min(self.wave_weight, 1.0) * (np.ceil(even) - even)
             load = 1.0 + self.tile_load * (1.0 / tile_m + 1.0 / tile_n)
             per_k = waves * (2.0 * tile_m * tile_n * load / core_flops_per_s)
             best = np.minimum(best, per_k + np.maximum(waves, 1.0) * self.loop_s_per_k)
@@ -96,7 +104,7 @@ class MatmulCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AttentionCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time of fused attention (online softmax; nothing of size seq_q x seq_kv is stored).
 
-    time = (floor + (compute^p + memory^p)^(1/p)) x correction. A block of queries of one head visits the
+    time = floor + (compute^p + memory^p)^(1/p) x correction. A block of queries of one head visits the
     blocks of keys that its mask leaves, plus `fill_blocks` for the loop's start and end; waves of (batch x
     heads x query blocks) over the cores are rounded up by `wave_weight`. Backward does `backward_flops` times
     the products of forward (five against two, scores computed anew: Dao 2023, section 3.1.2) at
@@ -154,7 +162,7 @@ class AttentionCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         seen = _mean_keys_seen(queries, keys, self.block_q, causal)
         block_flops = 2.0 * self.block_q * self.block_kv * both
         even = count * num_heads * np.ceil(queries / self.block_q) / self.num_cores
-        waves = even + self.wave_weight * (np.ceil(even) - even)
+        waves = even + min(self.wave_weight, 1.0) * (np.ceil(even) - even)
         narrow = (1.0 + 2.0 * _WIDTH_FILL / both) / (1.0 + _WIDTH_FILL / 128.0)
         core_flops_per_s = self.peak_flops_per_s * self.efficiency / self.num_cores
         compute_s = (
@@ -166,14 +174,28 @@ class AttentionCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             compute_s = compute_s * (self.backward_flops / self.backward_efficiency)
             moved = moved * self.backward_flops
         seconds = smooth_max(compute_s, moved / memory_rate, self.sharpness)
+        if self.correction is not None:
+            seconds = seconds * self.correction.factor(count * num_heads, queries, num_heads / num_kv)
+        roof_s = self._least_flops(count, queries, keys, num_heads, both, causal) / self.peak_flops_per_s
+        seconds = np.maximum(seconds, roof_s * (self.backward_flops if backward else 1.0))
         if cache_write:
             written = count * queries * (num_heads * width + num_kv * both) * self.element_bytes
             seconds = seconds + self.floor_s + written * (self.cache_passes / memory_rate)
         else:
             seconds = seconds + self.floor_s * _OWN_FLOOR
-        if self.correction is not None:
-            seconds = seconds * self.correction.factor(count * num_heads, queries, num_heads / num_kv)
         return np.asarray(seconds, dtype=np.float64)
+
+    @staticmethod
+    def _least_flops(
+        count: FloatArray,
+        queries: FloatArray,
+        keys: FloatArray,
+        heads: FloatArray,
+        both: FloatArray,
+        causal: bool,
+    ) -> FloatArray:
+        """FLOPs of the two products over what the mask leaves, and no more."""
+        return 2.0 * count * heads * queries * _mean_keys_seen(queries, keys, 1, causal) * both
 
 
 class MemoryCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,8 +35,13 @@ _SPELLINGS: Final = {
 _MEASURED_AS: Final = {"fp16": "bf16", "tf32": "bf16", "int8": "fp8", "fp32": "bf16"}
 """Format whose curve a format takes, with its own peak and element size, where it was not timed itself."""
 
+CurveT = TypeVar("CurveT", MatmulCurve, AttentionCurve)
+
 ANY: Final = "any"
 """Name of the curve that is the mean of all chips."""
+
+_ATTENTION_SHARE: Final = 0.65
+"""Rate of attention over that of products, where attention was not timed."""
 
 _USUAL_SHARE: Final = 0.78
 """Share of peak that a large product usually reaches on the chips of the tables."""
@@ -55,6 +60,8 @@ class FittedCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     residuals: Evidence
     correction: tuple[float, ...] = ()
     num_cores: int | None = None
+    core_flops_per_s: float | None = None
+    """For a family: peak of one core of its members, on average."""
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,6 +145,9 @@ def matmul(chip: ChipSpec, dtype: str) -> tuple[MatmulCurve, Evidence]:
         if chip.num_cores is None and fitted.num_cores is not None:
             changes["num_cores"] = fitted.num_cores
         curve = msgspec.structs.replace(base, **changes)
+        if fitted.core_flops_per_s is not None:
+            share = _reached(curve) / curve.peak_flops_per_s
+            curve = _relieved(curve, share, fitted.core_flops_per_s)
     best = table.best_rates.get(chip.name, {}).get(name)
     if best is not None and evidence.grade != "measured":
         return _scaled_to(curve, best), Evidence("family", 0.85, 1.0, 1.2, 1, table.best_rates_source)
@@ -165,7 +175,7 @@ def attention(
         memory_bytes_per_s=product.memory_bytes_per_s,
         num_cores=product.num_cores,
         element_bytes=max(2.0, product.input_bytes),
-        efficiency=product.efficiency * (0.4 if is_cpu else 0.65),
+        efficiency=product.efficiency * (0.4 if is_cpu else _ATTENTION_SHARE),
         memory_efficiency=product.memory_efficiency,
         floor_s=product.floor_s * 2.5,
         block_q=32 if is_cpu else 128,
@@ -181,6 +191,9 @@ def attention(
     if fitted.name == ANY:
         # A chip that reaches less of its peak in products does so in attention.
         changes["efficiency"] *= min(1.0, _reached(product) / (_USUAL_SHARE * product.peak_flops_per_s))
+    elif fitted.core_flops_per_s is not None:
+        base = _relieved(base, fitted.parameters["efficiency"], fitted.core_flops_per_s)
+        changes["efficiency"] *= base.efficiency / (product.efficiency * _ATTENTION_SHARE)
     if fitted.correction:
         changes["correction"] = GridCorrection(axes=calibration("attention").axes, values=fitted.correction)
     return msgspec.structs.replace(base, **changes), evidence
@@ -239,6 +252,19 @@ def _as_kin(residuals: Evidence, dtype: str, timed: str) -> Evidence:
         ratio_p10=residuals.ratio_p10 * 0.9,
         ratio_p90=residuals.ratio_p90 * 1.1,
         source=f"{residuals.source}, timed in {timed}",
+    )
+
+
+def _relieved(curve: CurveT, share: float, member_core_flops_per_s: float) -> CurveT:
+    """The curve of a chip whose cores are slower than its family's: less is lost where less is demanded.
+
+    What a core loses to power, caches and softmax units grows with the rate it is driven at, so that a chip
+    with the same design at a quarter of the rate (H20 beside H100) loses a quarter of the share.
+    """
+    core = curve.peak_flops_per_s / curve.num_cores
+    slower = min(1.0, core / member_core_flops_per_s)
+    return msgspec.structs.replace(
+        curve, efficiency=curve.efficiency * (1.0 - (1.0 - share) * slower) / share
     )
 
 

@@ -31,6 +31,7 @@ def matmul_time_s(
     k: Numbers,
     batch: Numbers = 1,
     which: Which = "forward",
+    cast: bool = True,
 ) -> FloatArray:
     """Seconds of one pass of a linear layer, in one kernel.
 
@@ -45,6 +46,7 @@ def matmul_time_s(
         m, n, k: tokens, output features, input features.
         batch: independent products of one shape in one launch (experts, heads).
         which: which of the three passes.
+        cast: with the pass that quantises the first operand (fp8, fp4) before the product.
 
     Raises:
         InputError: unknown format, or the chip has no rate for it.
@@ -52,11 +54,11 @@ def matmul_time_s(
     curve = matmul_curve(chip, dtype)
     rows, columns, depth = (np.asarray(value, dtype=np.float64) for value in (m, n, k))
     if which == "forward":
-        return curve.time_s(rows, columns, depth, batch)
+        return curve.time_s(rows, columns, depth, batch, cast=cast)
     if which == "data_gradient":
-        return curve.time_s(rows, depth, columns, batch)
+        return curve.time_s(rows, depth, columns, batch, cast=cast)
     if which == "weight_gradient":
-        return weight_gradient_curve(chip, dtype).time_s(depth, columns, rows, batch)
+        return weight_gradient_curve(chip, dtype).time_s(depth, columns, rows, batch, cast=cast)
     raise unknown_name("pass", which, ("forward", "data_gradient", "weight_gradient"))
 
 

@@ -23,6 +23,14 @@ from groundplane.spec.cluster import ClusterSpec, CollectivePoint
 DATA_SHEET: Final = Evidence("data-sheet", 0.6, 1.0, 1.7, 0, "defaults by kind of fabric")
 
 
+USUAL_LATENCY_S: Final = 2e-5
+"""One-way latency up to which a network counts as one of those that were measured."""
+
+
+PLAIN_CARD_BYTES_PER_S: Final = 1.25e9
+"""The card that a server has where none is described: 10 Gb/s."""
+
+
 class FittedTier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One tier that was measured: where, and the curve of each collective.
 
@@ -104,7 +112,7 @@ def link_class(cluster: ClusterSpec) -> str:
     fabric = chip.scaleup_fabric.lower()
     if cluster.fabric.kind == "loopback" or chip.kind == "cpu":
         return "loopback"
-    if cluster.fabric.torus or "torus" in fabric:
+    if cluster.server.scaleup_torus or cluster.fabric.torus or "torus" in fabric:
         return "torus"
     if chip.scaleup_bytes_per_s is None:
         return "pcie"
@@ -136,7 +144,7 @@ def scaleout_tier(cluster: ClusterSpec) -> tuple[TierCurve, Evidence] | None:
     if cluster.scaleup_size >= cluster.num_chips:
         return None
     kind = cluster.fabric.kind
-    nominal = cluster.server.nic_bytes_per_s or cluster.fabric.link_bytes_per_s or 1.25e9
+    nominal = cluster.server.nic_bytes_per_s or cluster.fabric.link_bytes_per_s or PLAIN_CARD_BYTES_PER_S
     points = [point for point in cluster.collectives if point.nodes > 1]
     if points:
         return fit_tier(points, default_kinds("scaleout", kind)["all_reduce"], nominal, between=True)
