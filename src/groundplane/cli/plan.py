@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groundplane.cli.plan_scaling import scaling_command
+
 if TYPE_CHECKING:
     from groundplane.perfmodel.estimate import TrainingEstimate
     from groundplane.spec.cluster import ClusterSpec
@@ -151,3 +153,6 @@ def page(job: JobSpec, cluster: ClusterSpec, estimate: TrainingEstimate) -> Any:
             Section("Assumed", [Text("\n\n".join(estimate.assumptions))]),
         ],
     )
+
+
+plan_command.add_command(scaling_command)

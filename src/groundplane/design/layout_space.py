@@ -36,6 +36,7 @@ class LayoutSpace:
         global_batch: sequences a step.
         fixed: fields of `Layouts` that the person fixed; `recompute` and `schedule` by code.
         max_tp: largest tensor-parallel group tried (None: up to the number of heads).
+        schedules: of the pipeline, those that the software stack has.
     """
 
     job: TrainingJob
@@ -43,11 +44,15 @@ class LayoutSpace:
     global_batch: int
     fixed: dict[str, float]
     max_tp: int | None = None
+    schedules: tuple[str, ...] = SCHEDULES
 
     def __post_init__(self) -> None:
         for name, value in (("chips", self.num_chips), ("global batch", self.global_batch)):
             if value < 1:
                 raise InputError("must be a positive integer", field=name, value=value)
+        for name in self.schedules:
+            if name not in SCHEDULES:
+                raise unknown_name("schedule", name, SCHEDULES, field="schedules")
         for name in self.fixed:
             if name not in (*_VARIED, "dp", "num_micro", "recompute", "recompute_share", "schedule"):
                 raise unknown_name("part of a layout", name, _VARIED, field="layout")
@@ -134,6 +139,8 @@ class LayoutSpace:
         found: list[tuple[float, ...]] = []
         for schedule, name in enumerate(SCHEDULES):
             if not self._is("schedule", schedule) or (pp == 1 and name != "1f1b"):
+                continue
+            if name not in self.schedules and "schedule" not in self.fixed and pp > 1:
                 continue
             if name == "dualpipe" and (pp % 2 or num_micro < 2 * pp):
                 continue

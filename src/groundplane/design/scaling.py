@@ -7,9 +7,9 @@ and not one layout stretched.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -17,7 +17,7 @@ from groundplane.design.layout_space import LayoutSpace
 from groundplane.design.parallelism import SearchResult, search
 from groundplane.design.training_search import TrainingPricer
 from groundplane.perfmodel.profiles import StackProfile
-from groundplane.perfmodel.strategy import RECOMPUTE, Layouts
+from groundplane.perfmodel.strategy import RECOMPUTE, SCHEDULES, Layouts
 from groundplane.perfmodel.training import TrainingJob
 from groundplane.spec.cluster import ClusterSpec
 from groundplane.spec.errors import InputError
@@ -56,6 +56,33 @@ class WhatIf:
     layout: Layouts | None
 
 
+@dataclass(frozen=True)
+class Study:
+    """What is studied: a job under a stack on clusters of one kind, with parts of the layout given.
+
+    Attributes:
+        job: model, sequence length, precision.
+        cluster_of: the cluster of so many chips.
+        profile: the software stack.
+        fixed: parts of the layout that are given, as `LayoutSpace.fixed`.
+        schedules: of the pipeline, those that may be used.
+    """
+
+    job: TrainingJob
+    cluster_of: Callable[[int], ClusterSpec]
+    profile: StackProfile
+    fixed: dict[str, float] = field(default_factory=dict)
+    schedules: tuple[str, ...] = SCHEDULES
+
+    def best(
+        self, cluster: ClusterSpec, num_chips: int, global_batch: int, fixed: dict[str, float] | None = None
+    ) -> SearchResult:
+        """The best layout on a cluster, found by a search of its own."""
+        given = self.fixed if fixed is None else fixed
+        space = LayoutSpace(self.job, num_chips, global_batch, given, schedules=self.schedules)
+        return search(space, TrainingPricer(self.job, cluster, self.profile), top=1)
+
+
 def model_flops(job: TrainingJob, global_batch: int) -> float:
     """Useful FLOPs of a step: three times the forward pass, every query seeing all keys, no recompute.
 
@@ -65,25 +92,15 @@ def model_flops(job: TrainingJob, global_batch: int) -> float:
 
 
 def scaling_curve(
-    job: TrainingJob,
-    cluster_of: Callable[[int], ClusterSpec],
-    profile: StackProfile,
-    sizes: Sequence[int],
-    global_batch: int,
-    *,
-    mode: Mode = "strong",
-    fixed: dict[str, float] | None = None,
+    study: Study, sizes: Sequence[int], global_batch: int, *, mode: Mode = "strong"
 ) -> list[ScalingPoint]:
     """The best layout at each size.
 
     Args:
-        job: what is trained.
-        cluster_of: the cluster of so many chips.
-        profile: the software stack.
+        study: what is trained, where and how.
         sizes: chips, ascending.
         global_batch: sequences of a step; with mode "weak" at the first size, growing with the chips.
         mode: "strong" keeps the batch, "weak" keeps the batch of a chip.
-        fixed: parts of the layout that are given.
 
     Raises:
         InputError: sizes that do not ascend, or a weak batch that is not whole.
@@ -95,44 +112,34 @@ def scaling_curve(
         batch = global_batch
         if mode == "weak":
             if global_batch * size % sizes[0]:
-                raise InputError(
-                    "must grow to a whole batch at every size", field="global batch", value=global_batch
-                )
+                rule = "must grow to a whole batch at every size"
+                raise InputError(rule, field="global batch", value=global_batch)
             batch = global_batch * size // sizes[0]
-        cluster = cluster_of(size)
-        result = _search(job, cluster, profile, size, batch, fixed or {})
-        points.append(_point(job, cluster, size, batch, result, points))
+        cluster = study.cluster_of(size)
+        points.append(_point(study.job, cluster, batch, study.best(cluster, size, batch), points))
     return points
 
 
-def what_ifs(
-    job: TrainingJob,
-    cluster: ClusterSpec,
-    profile: StackProfile,
-    global_batch: int,
-    best: Layouts,
-    *,
-    fixed: dict[str, float] | None = None,
-) -> list[WhatIf]:
+def what_ifs(study: Study, num_chips: int, global_batch: int, best: Layouts) -> list[WhatIf]:
     """What each change would give, the most helpful first.
 
     Changes: twice the network cards, the scale-up links, the memory, its bandwidth, the peaks; a network
     without oversubscription; and each way to recompute. `best` is the layout to compare with, alone.
     """
-    before_s = float(TrainingPricer(job, cluster, profile).step_s(best)[0])
-    given = dict(fixed or {})
-    cases = [(name, changed, given) for name, changed in changed_clusters(cluster)]
-    if "recompute" not in given:
+    cluster = study.cluster_of(num_chips)
+    before_s = float(TrainingPricer(study.job, cluster, study.profile).step_s(best)[0])
+    cases = [(name, changed, study.fixed) for name, changed in changed_clusters(cluster)]
+    if "recompute" not in study.fixed:
         now = int(best.recompute[0])
         cases += [
-            (f"recompute {name}", cluster, {**given, "recompute": float(code)})
+            (f"recompute {name}", cluster, {**study.fixed, "recompute": float(code)})
             for code, name in enumerate(RECOMPUTE)
             if code != now
         ]
     found = []
-    for name, changed, held in cases:
-        result = _search(job, changed, profile, int(best.num_chips[0]), global_batch, held)
-        same_s = float(TrainingPricer(job, changed, profile).step_s(best)[0])
+    for name, changed, fixed in cases:
+        result = study.best(changed, num_chips, global_batch, fixed)
+        same_s = float(TrainingPricer(study.job, changed, study.profile).step_s(best)[0])
         best_s = float(result.best.step_s[0]) if len(result.best) else float("inf")
         layout = result.best.layouts if len(result.best) else None
         found.append(WhatIf(name, same_s, best_s, before_s / best_s, layout))
@@ -177,29 +184,14 @@ def changed_clusters(cluster: ClusterSpec) -> list[tuple[str, ClusterSpec]]:
     return changes
 
 
-_TOP: Final = 1
-
-
-def _search(
-    job: TrainingJob,
-    cluster: ClusterSpec,
-    profile: StackProfile,
-    num_chips: int,
-    global_batch: int,
-    fixed: dict[str, float],
-) -> SearchResult:
-    space = LayoutSpace(job, num_chips, global_batch, fixed)
-    return search(space, TrainingPricer(job, cluster, profile), top=_TOP)
-
-
 def _point(
     job: TrainingJob,
     cluster: ClusterSpec,
-    num_chips: int,
     global_batch: int,
     result: SearchResult,
     before: list[ScalingPoint],
 ) -> ScalingPoint:
+    num_chips = cluster.num_chips
     if not len(result.best):
         return ScalingPoint(
             num_chips, global_batch, None, float("inf"), 0.0, 0.0, 0.0, result.least_memory_bytes
