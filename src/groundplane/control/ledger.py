@@ -20,6 +20,8 @@ then is known whether its work was in vain; until then `read_device` books work 
 
 from __future__ import annotations
 
+from copy import copy
+
 from groundplane.control.actions import RankPlacement
 from groundplane.control.state import Accounts, CoreState, Device, FragmentationClock, Node, Work
 from groundplane.spec.errors import InvariantError
@@ -121,7 +123,7 @@ class Ledger:
 
     def read_device(self, node: Node, device: Device, now_ns: int) -> Accounts:
         """A copy of the device's accounts as of now; their sum is now - joined."""
-        accounts = Accounts(*(getattr(device.accounts, name) for name in Accounts.__struct_fields__))
+        accounts = copy(device.accounts)
         elapsed_ns = now_ns - device.since_ns
         if device.holder:
             work = self._state.works[device.holder]

@@ -111,13 +111,16 @@ class SimDriver:
         self.is_up = False
         self._timers.clear()
 
-    def restart(self) -> None:
+    def restart(self, core: ControlCore | None = None) -> None:
         """A new process: replay, then what may have been lost is carried out again and engines are asked.
+
+        Args:
+            core: what `recovered` gave since the death, if it was asked for.
 
         Raises:
             InvariantError: the replay gives other actions than were recorded.
         """
-        self.core = self.recovered()
+        self.core = self.recovered() if core is None else core
         self.is_up = True
         self.ended = {
             job.job_id: JobEnded(job.job_id, job.state, job.reason)  # type: ignore[arg-type]

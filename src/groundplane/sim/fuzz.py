@@ -170,6 +170,7 @@ class _World:
         self._held: dict[str, list[AnyEvent]] = {}
         self._offers: dict[str, NodeJoined] = {}
         self._services: list[str] = []
+        self._recovered: ControlCore | None = None
         # How rough this world is: some seeds are all about one kind of misfortune.
         self._rate_lost = self.random.choice([0.0, 0.0, 0.1, 0.4])
         self._rate_repeated = self.random.choice([0.0, 0.1, 0.3])
@@ -315,13 +316,14 @@ class _World:
 
     def _kill(self, digest: str) -> None:
         self.driver.kill()
-        if self.driver.recovered().digest() != digest:
+        self._recovered = self.driver.recovered()
+        if self._recovered.digest() != digest:
             raise ViolationError("a replay of the journal gives another state")
         self.agenda.after(self.random.randrange(1, 5 * S), self._restart)
 
     def _restart(self) -> None:
         if not self.driver.is_up:
-            self.driver.restart()
+            self.driver.restart(self._recovered)
             if self.random.random() < 0.5:
                 self.driver.take_snapshot()
 
