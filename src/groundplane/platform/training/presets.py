@@ -7,14 +7,14 @@ from typing import Final
 from groundplane.spec.job import LlamaShape, TrainSpec
 
 TOUR: Final = TrainSpec(
-    model=LlamaShape(layers=4, hidden=256, ffn=704, heads=8, kv_heads=4, vocab=2048),
+    model=LlamaShape(layers=3, hidden=192, ffn=512, heads=6, kv_heads=3, vocab=2048),
     seq=256,
-    global_batch=8,
-    micro_batch=4,
-    steps=150,
-    learning_rate=3e-3,
-    warmup_steps=15,
-    checkpoint_every=15,
+    global_batch=4,
+    micro_batch=2,
+    steps=450,
+    learning_rate=4e-3,
+    warmup_steps=30,
+    checkpoint_every=50,
 )
 """The tour's training: about a minute on two cores, one a rank, on the sources of Python's own library."""
 
