@@ -25,7 +25,7 @@ def main() -> int:
     steps: list[tuple[str, list[str]]] = [
         ("style", [str(BIN / "ruff"), "check", "--quiet", "."]),
         ("format", [str(BIN / "ruff"), "format", "--check", "--quiet", "."]),
-        ("floors", [str(BIN / "lint-imports"), "--no-timing"]),
+        ("floors", [str(BIN / "lint-imports"), "--no-logo"]),
         ("types", [str(BIN / "mypy")]),
     ]
     for name, command in steps:
