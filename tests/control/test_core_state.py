@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from control_hand import Hand
 import groundplane.control
 from groundplane.control.actions import SetTimer, StartWork
 from groundplane.control.core import SCHEMA_VERSION, ControlCore, Snapshot
-from groundplane.control.events import NodeJoined
+from groundplane.control.events import Gang, NodeJoined, RestartPolicy, ServiceScaled
 from groundplane.control.state import CoreState
 from groundplane.sim.fuzz import run_seed
 from groundplane.spec.errors import InputError, InvariantError
@@ -75,6 +76,22 @@ def test_the_core_knows_no_clock_and_no_chance(path: Path) -> None:
             assert not (isinstance(called, ast.Name) and called.id in {"set", "frozenset"})
         assert not (isinstance(node, ast.Constant) and isinstance(node.value, float)), "no floats"
         assert not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)), "no true division"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Gang(0, 1, 0),
+        lambda: Gang(1, 0, 0),
+        lambda: Gang(1, 1, -1),
+        lambda: RestartPolicy(-1, 0, 0),
+        lambda: NodeJoined("n0", "gpu", 0, 0),
+        lambda: ServiceScaled("s", -1),
+    ],
+)
+def test_numbers_out_of_range_never_reach_the_core(make: Callable[[], object]) -> None:
+    with pytest.raises(InputError, match="must be at least"):
+        make()
 
 
 def floats_in(value: Any) -> list[float]:

@@ -1,7 +1,8 @@
 """Everything that can enter the control core. All integers, all frozen, all journalled before handling.
 
-Ids, times and predictions are made outside and arrive here. A *work* is anything that holds leases: an
-attempt of a job or a replica of a service; its id is derived (`JOB.a1`, `SERVICE.r1`) and never used twice.
+Ids, times and predictions are made outside and arrive here. Numbers out of range are refused when an event
+is made. A *work* is anything that holds leases: an attempt of a job or a replica of a service; its id is
+derived (`JOB.a1`, `SERVICE.r1`) and never used twice.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import Struct
+
+from groundplane.spec.errors import InputError
 
 
 class Gang(Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,6 +21,10 @@ class Gang(Struct, frozen=True, forbid_unknown_fields=True):
     devices_per_rank: int
     memory_bytes_per_rank: int
 
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "num_ranks", "devices_per_rank")
+        _at_least(self, 0, "memory_bytes_per_rank")
+
 
 class RestartPolicy(Struct, frozen=True, forbid_unknown_fields=True):
     """At most `budget` restarts; the n-th in a row without progress waits min(backoff * 2**(n-1), limit)."""
@@ -25,6 +32,9 @@ class RestartPolicy(Struct, frozen=True, forbid_unknown_fields=True):
     budget: int
     backoff_ns: int
     backoff_limit_ns: int
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "budget", "backoff_ns", "backoff_limit_ns")
 
 
 class Event(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -46,6 +56,10 @@ class NodeJoined(Event, frozen=True):
     num_devices: int
     memory_bytes: int
     boot: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "num_devices", "boot")
+        _at_least(self, 0, "memory_bytes")
 
 
 class NodeSilent(Event, frozen=True):
@@ -98,6 +112,9 @@ class JobSubmitted(Event, frozen=True):
     stop_grace_ns: int
     time_limit_ns: int = 0
     predicted_run_ns: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "stop_grace_ns", "time_limit_ns", "predicted_run_ns")
 
 
 class JobCancelRequested(Event, frozen=True):
@@ -168,12 +185,18 @@ class ServiceDeployed(Event, frozen=True):
     drain_ns: int
     generation: int = 1
 
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "num_replicas", "drain_ns")
+
 
 class ServiceScaled(Event, frozen=True):
     """The number of replicas wanted changes."""
 
     service_id: str
     num_replicas: int
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "num_replicas")
 
 
 class ServiceRemoved(Event, frozen=True):
@@ -218,3 +241,11 @@ AnyEvent = (
     | WorkDrained
     | TimerFired
 )
+
+
+def _at_least(struct: Struct, least: int, *fields: str) -> None:
+    """What no event may carry is refused where it is made, so that the core never meets it."""
+    for field in fields:
+        value = getattr(struct, field)
+        if value < least:
+            raise InputError(f"must be at least {least}", field=field, value=value)
