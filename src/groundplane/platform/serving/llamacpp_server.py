@@ -76,6 +76,9 @@ def _start(options: argparse.Namespace) -> object:
     if options.threads > 0:
         params.cpuparams.n_threads = options.threads
         params.cpuparams_batch.n_threads = options.threads
+    # Waiting threads sleep instead of spinning: their cores are shared with others.
+    params.cpuparams.poll = 0
+    params.cpuparams_batch.poll = 0
     params.endpoint_metrics = True
     # Slots would tell anybody on this machine what others are asking.
     params.endpoint_slots = False
