@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -110,7 +111,8 @@ class Postgres:
 
     def close(self) -> None:
         """Stops it."""
-        self.process.terminate()
+        # SIGINT ends it without waiting for its clients.
+        self.process.send_signal(signal.SIGINT)
         self.process.wait(30)
 
 

@@ -18,11 +18,11 @@ from groundplane.platform.runtime.database import (
     StorageError,
     all_tables,
     checked_url,
-    hidden_password,
     upsert,
 )
 from groundplane.platform.runtime.migrations import HEAD
 from groundplane.platform.runtime.migrations.upgrade import configuration, upgrade
+from groundplane.platform.runtime.state import hidden_password
 from groundplane.spec.errors import InputError
 
 
@@ -38,7 +38,10 @@ def differences(engine: sa.Engine) -> list[object]:
 
 def test_migrated_schema_equals_the_metadata(empty_url: str) -> None:
     engine = sa.create_engine(checked_url(empty_url))
-    upgrade(engine)
+    try:
+        upgrade(engine)
+    finally:
+        engine.dispose()
     assert differences(engine) == []
     engine.dispose()
 

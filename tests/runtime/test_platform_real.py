@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -236,6 +237,7 @@ def test_what_up_refuses(cli: Cli) -> None:
         (("--database", "postgresql://x@127.0.0.1:1/none"), "cannot be opened"),
     ]:
         refused = cli.up(*words)
+        shutil.rmtree(cli.state, ignore_errors=True)
         assert (refused.returncode, part in one_line(refused.stderr)) == (2, True), refused.stderr
     assert cli.processes() == []
 
@@ -325,3 +327,12 @@ def test_postgres_by_url(cli: Cli, postgres: Any) -> None:
 def test_an_idle_control_plane_stays_small(cli: Cli) -> None:
     cli.up()
     assert cli.json("status")["status"]["memory_bytes"] < 150 << 20
+
+
+def test_a_state_folder_keeps_its_database(cli: Cli) -> None:
+    cli.up()
+    cli("down")
+    refused = cli.up("--database", "postgresql://x:secret@127.0.0.1:1/none")
+    line = one_line(refused.stderr)
+    assert (refused.returncode, "cannot be changed" in line, "secret" in line) == (2, True, False)
+    assert cli.up().returncode == 0

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from groundplane.platform.engines.local.sweep import SweepResult, sweep
 from groundplane.platform.runtime import upfile
+from groundplane.platform.runtime.state import URL_FILE, keep_url
 from groundplane.platform.runtime.upfile import UpFile
 from groundplane.spec.errors import GroundplaneError, InputError
 
@@ -33,7 +34,7 @@ BACKLOG: Final = 1024
 
 
 class UpOptions(Struct, frozen=True):
-    """What `up` was asked for. `devices` 0 stands for all; `database` "" for the SQLite file."""
+    """What `up` was asked for. `devices` 0 stands for all; `database` "" for the folder's own."""
 
     state: Path
     host: str = "127.0.0.1"
@@ -65,46 +66,58 @@ def bring_up(options: UpOptions) -> tuple[UpFile, bool]:
     former = upfile.read(options.state)
     if former is not None and former.supervisor.is_alive:
         return former, False
-    if former is not None:
-        end_processes(former)
-    upfile.remove(options.state)
-    listener = bind_ports(options)
     log_path = options.state / "logs" / "supervisor.log"
     with log_path.open("ab") as log:
-        supervisor = subprocess.Popen(
-            supervisor_command(options, listener.fileno()),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(listener.fileno(),),
-            start_new_session=True,
-        )
-    listener.close()
-    return wait_ready(options.state, supervisor.poll), True
+        _supervisor, up = _start(options, former, log.fileno())
+    return up, True
 
 
 def run_foreground(options: UpOptions, on_ready: Callable[[UpFile], None]) -> int:
-    """As `bring_up`, with the supervisor as a child of this process; returns when it has ended.
+    """As `bring_up`, but returns when the platform has ended; Ctrl-C ends it and all of its works.
 
-    Ctrl-C ends the platform and all of its works.
+    Raises:
+        InputError: as `bring_up`, and when it is up already.
     """
     prepare_state(options)
     former = upfile.read(options.state)
     if former is not None and former.supervisor.is_alive:
         raise InputError("is up already", field="state", value=str(options.state))
+    supervisor, up = _start(options, former, sys.stderr.fileno())
+    try:
+        on_ready(up)
+        return supervisor.wait()
+    finally:
+        take_down(options.state)
+
+
+def _start(options: UpOptions, former: UpFile | None, log: int) -> tuple[subprocess.Popen[bytes], UpFile]:
+    """A supervisor in a session of its own, once all answer; when it fails, nothing is left of it."""
     if former is not None:
         end_processes(former)
     upfile.remove(options.state)
     listener = bind_ports(options)
-    command = supervisor_command(options, listener.fileno())
-    supervisor = subprocess.Popen(command, pass_fds=(listener.fileno(),), start_new_session=True)
-    listener.close()
+    has_new_url = bool(options.database) and keep_url(options.state, options.database)
     try:
-        on_ready(wait_ready(options.state, supervisor.poll))
-        return supervisor.wait()
-    finally:
-        take_down(options.state)
-        supervisor.wait()
+        with listener:
+            supervisor = subprocess.Popen(
+                supervisor_command(options, listener.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(listener.fileno(),),
+                start_new_session=True,
+            )
+        try:
+            return supervisor, wait_ready(options.state, supervisor.poll)
+        except BaseException:
+            supervisor.terminate()
+            supervisor.wait()
+            take_down(options.state)
+            raise
+    except BaseException:
+        if has_new_url:
+            (options.state / URL_FILE).unlink(missing_ok=True)
+        raise
 
 
 def take_down(state: Path, grace_s: float = 5.0) -> DownResult:
@@ -152,10 +165,6 @@ def prepare_state(options: UpOptions) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"cannot be written: {reason}", field="state", value=str(options.state)) from None
-    if options.database:
-        from groundplane.platform.runtime.database import checked_url
-
-        checked_url(options.database)
 
 
 def bind_ports(options: UpOptions) -> socket.socket:
@@ -200,7 +209,7 @@ def supervisor_command(options: UpOptions, descriptor: int) -> list[str]:
         sys.executable, "-P", "-m", "groundplane.platform.runtime.supervisor",
         "--state", str(options.state), "--fd", str(descriptor), "--host", options.host,
         "--port", str(options.port), "--gateway-port", str(options.gateway_port),
-        "--database", options.database, "--devices", str(options.devices),
+        "--devices", str(options.devices),
     ]  # fmt: skip
 
 
@@ -224,7 +233,6 @@ def wait_ready(state: Path, ended: Callable[[], int | None]) -> UpFile:
         if up is not None and answers(up.host, up.port) and answers(up.host, up.gateway_port):
             return upfile.read(state) or up
         time.sleep(POLL_S)
-    take_down(state)
     raise GroundplaneError(f"the platform did not answer within {READY_S:.0f} s; see {state / 'logs'}")
 
 

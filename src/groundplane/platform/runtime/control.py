@@ -45,7 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="control")
     parser.add_argument("--state", required=True, type=Path)
     parser.add_argument("--fd", required=True, type=int, help="listening socket")
-    parser.add_argument("--database", default="")
     parser.add_argument("--devices", default=0, type=int)
     parser.add_argument(
         "--gateway", default="", help="host:port of the gateway, asked for requests in flight"
@@ -74,7 +73,7 @@ async def serve(options: argparse.Namespace, state: Path) -> None:
         InputError: database, devices or state folder cannot be used.
         GroundplaneError, OSError: it cannot go on.
     """
-    database = Database(options.database or default_url(state), migrate=True)
+    database = Database(default_url(state), migrate=True)
     try:
         database.lock_control()
         ensure_admin_key(state, database, time.time_ns())

@@ -7,12 +7,10 @@ word about fsync, a loss of power. Knows nothing of events.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -20,6 +18,8 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from groundplane.platform.runtime.migrations import HEAD
+from groundplane.platform.runtime.state import bad_url, hidden_password
+from groundplane.platform.runtime.state import default_url as default_url  # noqa: PLC0414
 from groundplane.platform.runtime.tables import metadata
 from groundplane.spec.errors import GroundplaneError, InputError, InvariantError
 
@@ -36,30 +36,19 @@ class StorageError(GroundplaneError):
     """The database cannot keep what it was given (disk full, connection lost)."""
 
 
-def default_url(state: Path) -> str:
-    """The URL of the SQLite file in a state folder."""
-    return f"sqlite:///{state / 'groundplane.db'}"
-
-
 def checked_url(text: str) -> sa.URL:
     """The URL with its driver, as SQLAlchemy wants it.
 
     Raises:
         InputError: neither `sqlite:///FILE` nor `postgresql://...`.
     """
-    rule = "must be a URL such as 'postgresql://user@host/name' or 'sqlite:///file'"
     try:
         url = sa.make_url(text)
     except sa.exc.ArgumentError:
-        raise InputError(rule, field="database", value=hidden_password(text)) from None
+        raise bad_url(text) from None
     if url.get_backend_name() not in {"sqlite", "postgresql"}:
-        raise InputError(rule, field="database", value=hidden_password(text))
+        raise bad_url(text)
     return url.set(drivername="postgresql+psycopg" if url.get_backend_name() == "postgresql" else "sqlite")
-
-
-def hidden_password(url: str) -> str:
-    """A database URL fit for printing."""
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
 
 
 class Database:

@@ -308,6 +308,8 @@ def read_part(path: Path, offset: int) -> tuple[str, int]:
     """
     try:
         with path.open("rb") as file:
+            if offset > file.seek(0, 2):
+                offset = 0  # A log that grew too long was begun anew.
             file.seek(offset)
             content = file.read(LOG_LIMIT_BYTES)
     except FileNotFoundError:

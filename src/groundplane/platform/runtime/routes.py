@@ -21,7 +21,6 @@ from groundplane import __version__
 from groundplane.control import events as ev
 from groundplane.control.views import LedgerView, NodeView, ledger_view, node_views
 from groundplane.platform.runtime import identity
-from groundplane.platform.runtime.database import hidden_password
 from groundplane.platform.runtime.driver import Driver
 from groundplane.platform.runtime.http import needs, read_body
 from groundplane.platform.runtime.identity import Key
@@ -36,6 +35,7 @@ from groundplane.platform.runtime.job_desk import (
 )
 from groundplane.platform.runtime.operation import body_operation
 from groundplane.platform.runtime.service_desk import Service, ServiceDesk
+from groundplane.platform.runtime.state import hidden_password
 from groundplane.spec.errors import InputError, nearest_name
 from groundplane.spec.job import JobSpec
 from groundplane.spec.quantity import Count, Name

@@ -178,7 +178,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", required=True, type=int)
     parser.add_argument("--gateway-port", required=True, type=int)
-    parser.add_argument("--database", default="")
     parser.add_argument("--devices", default=0, type=int)
     options = parser.parse_args(arguments)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -198,7 +197,6 @@ def main(arguments: list[str] | None = None) -> int:
         host=options.host,
         port=options.port,
         gateway_port=options.gateway_port,
-        database=options.database,
         started_ns=time.time_ns(),
         supervisor=me,
     )
@@ -209,7 +207,7 @@ def children_of(state: Path, options: argparse.Namespace) -> list[Child]:
     """Control plane and gateway with their commands."""
     logs = state / "logs"
     python = [sys.executable, "-P", "-m"]
-    where = ["--state", str(state), "--database", options.database]
+    where = ["--state", str(state)]
     gateway_address = upfile.address(options.host, options.gateway_port)
     control = [
         *python, "groundplane.platform.runtime.control", *where,

@@ -49,7 +49,6 @@ class UpFile(Struct, frozen=True, forbid_unknown_fields=True):
     host: str
     port: int
     gateway_port: int
-    database: str
     started_ns: int
     supervisor: ProcessId
     control: ProcessId | None = None
