@@ -130,6 +130,20 @@ def waste_and_busy_both(patch: pytest.MonkeyPatch) -> None:
     wrap(patch, Ledger, "_release_rank", make)
 
 
+def book_wasted_work_as_busy(patch: pytest.MonkeyPatch) -> None:
+    def make(release_rank: Any) -> Any:
+        def planted(ledger: Ledger, work: Any, rank: Any, is_failure: bool, now_ns: int) -> None:
+            release_rank(ledger, work, rank, False, now_ns)
+
+        return planted
+
+    wrap(patch, Ledger, "_release_rank", make)
+
+
+def book_maintenance_as_free(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "settle_node", lambda ledger, node, now_ns: None)
+
+
 def restart_without_proof(patch: pytest.MonkeyPatch) -> None:
     def planted(core: ControlCore, works: Any, node_id: str) -> None:
         for work in works:
@@ -257,6 +271,8 @@ PLANTS: list[Plant] = [
     reuse_fences,
     count_idle_time_twice,
     waste_and_busy_both,
+    book_wasted_work_as_busy,
+    book_maintenance_as_free,
     restart_without_proof,
     release_on_cancel,
     release_when_drained,

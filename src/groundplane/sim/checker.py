@@ -25,6 +25,7 @@ from groundplane.control.events import (
     ServiceDeployed,
     WorkGone,
 )
+from groundplane.sim.books import Books, Expected, Place
 from groundplane.sim.engine import SimEngine
 from groundplane.spec.errors import GroundplaneError
 
@@ -46,8 +47,10 @@ class _Node:
     is_cordoned: bool = False
     free_memory_bytes: int = 0
     holders: list[str] = field(default_factory=list)
-    held_since_ns: list[int] = field(default_factory=list)
-    held_ns: list[int] = field(default_factory=list)
+
+    @property
+    def is_open(self) -> bool:
+        return not (self.is_silent or self.is_fenced or self.is_cordoned)
 
 
 @dataclass
@@ -63,8 +66,7 @@ class _Job:
 class _Work:
     action: StartWork
     gang: Gang
-    places: list[tuple[str, int]]
-    lost_nodes: list[str] = field(default_factory=list)
+    places: list[Place]
 
 
 class Checker:
@@ -78,6 +80,8 @@ class Checker:
         self._works: dict[str, _Work] = {}
         self._seen_works: dict[str, int] = {}
         self._last_fence = 0
+        self._books = Books()
+        self._ends: dict[str, JobEnded] = {}
 
     @property
     def num_leases(self) -> int:
@@ -95,13 +99,25 @@ class Checker:
         Raises:
             ViolationError: something is wrong.
         """
+        self._ends = {action.job_id: action for action in actions if isinstance(action, JobEnded)}
+        self._books.pass_time(now_ns, self._unleased())
         self._note_event(now_ns, event)
+        self._books.note_event(event)
         for action in actions:
+            self._books.note_action(action)
             if isinstance(action, StartWork):
                 self._note_start(now_ns, action)
             elif isinstance(action, JobEnded):
                 self._note_end(action)
         self._compare(now_ns, core)
+
+    def _unleased(self) -> list[tuple[Place, bool]]:
+        return [
+            ((node_id, index), node.is_open)
+            for node_id, node in self._nodes.items()
+            for index, holder in enumerate(node.holders)
+            if not holder
+        ]
 
     def conflict(self, message: str) -> None:
         """The engine was told to start a process on a device that another process holds."""
@@ -149,16 +165,17 @@ class Checker:
             case WorkGone(work_id, fence):
                 work = self._works.get(work_id)
                 if work is not None and work.action.fence == fence:
-                    self._note_gone(now_ns, work)
+                    self._note_gone(now_ns, work, is_success=event.outcome == "succeeded")
 
     def _note_joined(self, now_ns: int, event: NodeJoined) -> None:
         node = self._nodes.get(event.node_id)
         if node is None:
             num = event.num_devices
             self._nodes[event.node_id] = _Node(
-                event.boot, num, event.memory_bytes, now_ns, free_memory_bytes=event.memory_bytes,
-                holders=[""] * num, held_since_ns=[now_ns] * num, held_ns=[0] * num,
+                event.boot, num, event.memory_bytes, now_ns,
+                free_memory_bytes=event.memory_bytes, holders=[""] * num,
             )  # fmt: skip
+            self._books.devices |= {(event.node_id, index): Expected() for index in range(num)}
         elif event.boot > node.boot:
             self._note_fenced(now_ns, event.node_id)
             node.boot = event.boot
@@ -169,23 +186,25 @@ class Checker:
         for work in list(self._works.values()):
             here = [place for place in work.places if place[0] == node_id]
             if here:
-                work.lost_nodes.append(node_id)
-                self._give_back(now_ns, work, here)
+                self._give_back(work, here, is_failure=work.action.kind == "attempt")
                 if not work.places:
                     self._forget(now_ns, work)
 
-    def _note_gone(self, now_ns: int, work: _Work) -> None:
+    def _note_gone(self, now_ns: int, work: _Work, *, is_success: bool) -> None:
         truth = self._engine.works.get(work.action.work_id)
         if truth is not None and truth.phase != "gone":
             raise ViolationError(f"the engine says that {work.action.work_id} is gone, and it is not")
-        self._give_back(now_ns, work, list(work.places))
+        end = self._ends.get(work.action.owner_id)
+        was_wanted = end is not None and (end.outcome != "failed" or end.reason == "time limit reached")
+        is_failure = work.action.kind == "attempt" and not is_success and not was_wanted
+        self._give_back(work, list(work.places), is_failure=is_failure)
         self._forget(now_ns, work)
 
-    def _give_back(self, now_ns: int, work: _Work, places: list[tuple[str, int]]) -> None:
+    def _give_back(self, work: _Work, places: list[Place], *, is_failure: bool) -> None:
+        self._books.give_back(work.action.work_id, places, is_failure=is_failure)
         for node_id, index in places:
             node = self._nodes[node_id]
             node.holders[index] = ""
-            node.held_ns[index] += now_ns - node.held_since_ns[index]
             work.places.remove((node_id, index))
         # A rank is on one node, so the devices that come back there are those of whole ranks.
         for node_id in dict.fromkeys(node_id for node_id, _ in places):
@@ -194,6 +213,7 @@ class Checker:
 
     def _forget(self, now_ns: int, work: _Work) -> None:
         del self._works[work.action.work_id]
+        self._books.forget(work.action.work_id)
         if work.action.kind == "attempt":
             job = self._jobs[work.action.owner_id]
             job.not_before_ns = now_ns + min(job.restart.backoff_ns, job.restart.backoff_limit_ns)
@@ -213,7 +233,7 @@ class Checker:
         work = _Work(action, gang, [])
         for rank in action.placement:
             node = self._nodes[rank.node_id]
-            if node.is_fenced or node.is_silent or node.is_cordoned:
+            if not node.is_open:
                 raise ViolationError(f"{action.work_id} is placed on closed node {rank.node_id}")
             if len(set(rank.devices)) != gang.devices_per_rank:
                 raise ViolationError(f"a rank of {action.work_id} gets devices {rank.devices}")
@@ -226,7 +246,6 @@ class Checker:
                         f"{rank.node_id}/{index} goes to {action.work_id}, but {node.holders[index]} may live"
                     )
                 node.holders[index] = action.work_id
-                node.held_since_ns[index] = now_ns
                 work.places.append((rank.node_id, index))
         self._works[action.work_id] = work
 
@@ -279,11 +298,18 @@ class Checker:
                 if occupants[index] and occupants[index] != holder:
                     raise ViolationError(f"{occupants[index]} runs on {node_id}/{index} without a lease")
                 books = core.ledger.read_device(node, device, now_ns)
-                held_ns = books.busy_ns + books.allocated_idle_ns + books.wasted_by_failure_ns
-                free_ns = books.free_ns + books.fragmentation_ns + books.maintenance_ns
-                expected_ns = mine.held_ns[index] + (now_ns - mine.held_since_ns[index] if holder else 0)
-                if held_ns != expected_ns or held_ns + free_ns != alive_ns:
-                    raise ViolationError(
-                        f"{node_id}/{index} was leased {expected_ns} of {alive_ns} ns, the ledger says "
-                        f"{held_ns} of {held_ns + free_ns}"
-                    )
+                expected = self._books.expected((node_id, index), holder)
+                found = Expected(
+                    idle_ns=books.allocated_idle_ns,
+                    busy_ns=books.busy_ns,
+                    wasted_ns=books.wasted_by_failure_ns,
+                    maintenance_ns=books.maintenance_ns,
+                    open_ns=books.free_ns + books.fragmentation_ns,
+                )
+                if found != expected or min(books.free_ns, books.fragmentation_ns) < 0:
+                    raise ViolationError(f"{node_id}/{index}: the ledger says {found}, but it was {expected}")
+                total_ns = (
+                    found.idle_ns + found.busy_ns + found.wasted_ns + found.maintenance_ns + found.open_ns
+                )
+                if total_ns != alive_ns:
+                    raise ViolationError(f"{node_id}/{index}: {total_ns} of {alive_ns} ns are accounted for")
