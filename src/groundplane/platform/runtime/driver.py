@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from groundplane import __version__
 from groundplane.control import actions as act
@@ -26,7 +26,8 @@ from groundplane.platform.engines.contract import Engine, NodeOffer, Report
 from groundplane.platform.runtime import store
 from groundplane.platform.runtime.clock import Clock, Timers
 from groundplane.platform.runtime.database import Database
-from groundplane.platform.runtime.store import Also, Entry, LiveWork, Prepared
+from groundplane.platform.runtime.intake import Item, Launcher, Work, event_of, never_started, refuse
+from groundplane.platform.runtime.store import Also, Entry, LiveWork
 from groundplane.spec.errors import GroundplaneError, InputError, InvariantError
 
 MAX_QUEUED_EVENTS: Final = 10_000
@@ -43,48 +44,6 @@ log = logging.getLogger("groundplane.driver")
 
 class Busy(GroundplaneError):
     """The queue of events is full; the same request may be made again."""
-
-
-class Launcher(Protocol):
-    """How a lease becomes something to run."""
-
-    def prepare(self, action: act.StartWork) -> Prepared:
-        """What to run for a lease; blocks, and is called beside the loop.
-
-        Raises:
-            InputError: it cannot be run, for a reason that a person can mend.
-            OSError: its files cannot be written.
-        """
-
-
-class _Item:
-    """One event in the queue; `position` and `report` are set for what an engine said."""
-
-    __slots__ = ("also", "done", "event", "position")
-
-    def __init__(
-        self,
-        event: AnyEvent,
-        also: Also | None = None,
-        done: asyncio.Future[JournalRecord] | None = None,
-        position: int | None = None,
-    ) -> None:
-        self.event = event
-        self.also = also
-        self.done = done
-        self.position = position
-
-
-class _Work:
-    """What the driver remembers of a live work."""
-
-    __slots__ = ("action", "draining_since_ns", "position", "prepared")
-
-    def __init__(self, action: act.StartWork, prepared: Prepared | None = None, position: int = -1) -> None:
-        self.action = action
-        self.prepared = prepared
-        self.position = position
-        self.draining_since_ns: int | None = None
 
 
 class Driver:
@@ -113,12 +72,12 @@ class Driver:
         self._launcher = launcher
         self._snapshot_every = snapshot_every
         self._snapshot_seq = 0
-        self._queue: deque[_Item] = deque()
+        self._queue: deque[Item] = deque()
         self._wake = asyncio.Event()
         self._is_closing = False
         self._durable = asyncio.Event()
         self._durable.set()
-        self._works: dict[str, _Work] = {}
+        self._works: dict[str, Work] = {}
         self._timers = Timers(self.now_ns, self._fire)
         self._to_carry_out: asyncio.Queue[AnyAction | LiveWork] = asyncio.Queue()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
@@ -135,7 +94,7 @@ class Driver:
         """
         live = await self.sql(self._restore)
         for work in live:
-            known = self._works[work.action.work_id] = _Work(work.action, work.prepared, work.position)
+            known = self._works[work.action.work_id] = Work(work.action, work.prepared, work.position)
             known.draining_since_ns = work.draining_ns
         offers = await self._engine.open(self._take_report)
         self._tasks = [
@@ -169,7 +128,7 @@ class Driver:
         if len(self._queue) >= MAX_QUEUED_EVENTS:
             raise Busy(f"{MAX_QUEUED_EVENTS} events wait to be handled; try again")
         done: asyncio.Future[JournalRecord] = asyncio.get_running_loop().create_future()
-        self._put(_Item(event, also, done))
+        self._put(Item(event, also, done))
         return await done
 
     async def settled(self) -> None:
@@ -207,7 +166,7 @@ class Driver:
             task.cancel()
         # The first task ends by itself: a batch that was handled is written, so that the snapshot is true.
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        _refuse(self._queue, Busy(STOPPING))
+        refuse(self._queue, Busy(STOPPING))
         await self._engine.close()
         if self._tasks and not self.failure.done() and self.seq > self._snapshot_seq:
             await self._snapshot()
@@ -262,7 +221,7 @@ class Driver:
 
     # Events ---------------------------------------------------------------------------------------------
 
-    def _put(self, item: _Item) -> None:
+    def _put(self, item: Item) -> None:
         self._queue.append(item)
         self._wake.set()
 
@@ -280,7 +239,7 @@ class Driver:
                 if self.seq - self._snapshot_seq >= self._snapshot_every:
                     await self._snapshot()
 
-    async def _handle_batch(self, batch: list[_Item]) -> None:
+    async def _handle_batch(self, batch: list[Item]) -> None:
         entries: list[Entry] = []
         waiting: list[tuple[asyncio.Future[JournalRecord], JournalRecord]] = []
         try:
@@ -294,7 +253,7 @@ class Driver:
             if entries:
                 await self.sql(lambda: store.append(self._database, entries))
         except GroundplaneError as error:
-            _refuse(batch, error)
+            refuse(batch, error)
             raise
         for done, record in waiting:
             if not done.done():
@@ -303,7 +262,7 @@ class Driver:
             for action in entry.record.actions:
                 self._dispatch(action)
 
-    def _decide(self, item: _Item) -> JournalRecord | None:
+    def _decide(self, item: Item) -> JournalRecord | None:
         """The core's answer to one event; None when it is old news or refused."""
         event = item.event
         if isinstance(
@@ -331,14 +290,14 @@ class Driver:
         for action in actions:
             # Known at once, so that a report in the same batch finds it.
             if isinstance(action, act.StartWork):
-                self._works[action.work_id] = _Work(action)
+                self._works[action.work_id] = Work(action)
             elif isinstance(action, act.DrainWork) and action.work_id in self._works:
                 self._works[action.work_id].draining_since_ns = now_ns
         record = JournalRecord(seq=self.seq + 1, now_ns=now_ns, event=event, actions=actions)
         self.seq = record.seq
         return record
 
-    def _add_endpoint(self, item: _Item, work_id: str, now_ns: int) -> None:
+    def _add_endpoint(self, item: Item, work_id: str, now_ns: int) -> None:
         work = self._works[work_id]
         if work.prepared is None or work.prepared.endpoint is None or work.draining_since_ns is not None:
             return
@@ -346,10 +305,10 @@ class Driver:
         item.also = lambda connection: store.add_endpoint(connection, work_id, fence, endpoint, now_ns)
 
     def _take_report(self, report: Report) -> None:
-        self._put(_Item(event_of(report), position=report.position))
+        self._put(Item(event_of(report), position=report.position))
 
     def _fire(self, timer_id: str) -> None:
-        self._put(_Item(ev.TimerFired(timer_id=timer_id)))
+        self._put(Item(ev.TimerFired(timer_id=timer_id)))
 
     async def _snapshot(self) -> None:
         snapshot = SnapshotRecord(self.seq, self.core.state.now_ns, __version__, self.core.snapshot())
@@ -397,7 +356,7 @@ class Driver:
             prepared = await asyncio.to_thread(self._launcher.prepare, action)
         except (InputError, OSError) as error:
             log.warning("%s cannot be started: %s", action.work_id, error)
-            self._put(_Item(_never_started(action, str(error))))
+            self._put(Item(never_started(action, str(error))))
             return
         await self.sql(lambda: store.keep_prepared(self._database, prepared))
         work.prepared = prepared
@@ -421,38 +380,4 @@ class Driver:
         if error is not None:
             self.failure.set_exception(error)
             self._durable.set()
-            _refuse(self._queue, Busy(STOPPING))
-
-
-def _refuse(items: Iterable[_Item], error: GroundplaneError) -> None:
-    """Tells those who still wait for one of these that it was not taken."""
-    for item in items:
-        if item.done is not None and not item.done.done():
-            item.done.set_exception(error)
-
-
-def event_of(report: Report) -> AnyEvent:
-    """The event that an engine's report is."""
-    match report.what:
-        case "started":
-            return ev.WorkStarted(work_id=report.work_id, fence=report.fence)
-        case "ready":
-            return ev.WorkReady(work_id=report.work_id, fence=report.fence)
-        case "unready":
-            return ev.WorkUnready(work_id=report.work_id, fence=report.fence)
-        case "checkpoint":
-            return ev.CheckpointCommitted(work_id=report.work_id, fence=report.fence, step=report.step)
-        case "gone":
-            return ev.WorkGone(
-                work_id=report.work_id,
-                fence=report.fence,
-                outcome=report.outcome or "failed",
-                exit_code=report.exit_code,
-                detail=report.detail,
-            )
-
-
-def _never_started(action: act.StartWork, detail: str) -> ev.WorkGone:
-    return ev.WorkGone(
-        work_id=action.work_id, fence=action.fence, outcome="start_failed", exit_code=0, detail=detail
-    )
+            refuse(self._queue, Busy(STOPPING))
