@@ -13,6 +13,8 @@ import openai
 import pytest
 from gateway_rig import CHAT, Counting, Platform, error_of, post
 
+from groundplane.platform.runtime.identity import create_key, revoke_key
+
 pytestmark = pytest.mark.real
 
 
@@ -167,9 +169,19 @@ def test_keys(served: Platform) -> None:
         client.models.list()
 
 
-def test_revoked_key(fresh: Platform) -> None:
-    from groundplane.platform.runtime.identity import revoke_key
+def test_a_viewer_may_look_and_not_spend(fresh: Platform) -> None:
+    with fresh.database.begin() as connection:
+        viewer, _ = create_key(connection, name="v", now_ns=time.time_ns(), role="viewer")
+    deadline = time.monotonic() + 5
+    while (
+        httpx.get(f"{fresh.url}/v1/models", headers={"authorization": f"Bearer {viewer}"}).status_code != 200
+    ):
+        assert time.monotonic() < deadline
+    answer = post(fresh, CHAT, key=viewer)
+    assert (answer.status_code, error_of(answer)["code"]) == (403, "not_allowed")
 
+
+def test_revoked_key(fresh: Platform) -> None:
     assert post(fresh, CHAT).status_code == 200
     with fresh.database.begin() as connection:
         revoke_key(connection, fresh.key_id, time.time_ns())

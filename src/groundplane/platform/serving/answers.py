@@ -73,6 +73,15 @@ def wrong_key() -> ApiError:
     )
 
 
+def may_not(role: str) -> ApiError:
+    """A key that may look and not spend."""
+    return ApiError(
+        403,
+        f"This API key's role is '{role}'; to ask a model it must be member or admin.",
+        code="not_allowed",
+    )
+
+
 def unknown_model(name: str, nearest: str | None) -> ApiError:
     """A model that no service serves."""
     hint = f" Did you mean '{nearest}'?" if nearest else ""

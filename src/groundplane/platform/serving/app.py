@@ -76,6 +76,8 @@ class GatewayApp:
     ) -> None:
         length, authorization = _headers(scope)
         key = self._key(authorization)
+        if not key.may("member"):
+            raise answers.may_not(key.role)
         if length > self._max_body_bytes:
             raise answers.too_large(self._max_body_bytes)
         self._enter(key)
