@@ -4,8 +4,8 @@ import pytest
 
 from groundplane.control.core import ControlCore
 from groundplane.control.replay import replay
-from groundplane.sim import fuzz
 from groundplane.sim.fuzz import journal_of_seed, run_seed, run_seeds
+from groundplane.sim.rough_world import RoughWorld
 
 NUM_SEEDS = 150
 
@@ -29,7 +29,7 @@ def test_worlds_are_rough_enough() -> None:
     ignored: dict[str, int] = {}
     num_restarts = num_gangs_over_nodes = num_fragmented = 0
     for seed in range(80):
-        world = fuzz._World(seed, ControlCore, ControlCore.restore)
+        world = RoughWorld(seed, ControlCore, ControlCore.restore)
         world.run()
         state = world.driver.core.state
         for reason, number in state.ignored.items():

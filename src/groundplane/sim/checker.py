@@ -84,11 +84,6 @@ class Checker:
         self._ends: dict[str, JobEnded] = {}
 
     @property
-    def num_leases(self) -> int:
-        """Devices that may be in use."""
-        return sum(len(work.places) for work in self._works.values())
-
-    @property
     def open_jobs(self) -> list[str]:
         """Jobs that were submitted and have not ended."""
         return [job_id for job_id, job in self._jobs.items() if not job.ended]

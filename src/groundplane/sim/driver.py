@@ -19,7 +19,7 @@ from groundplane.sim.agenda import LAST, Agenda
 from groundplane.sim.engine import SimEngine, nodes_of
 from groundplane.spec.errors import InvariantError
 
-CarryOut = Callable[[Callable[[], None]], None]
+Send = Callable[[Callable[[], None]], None]
 Watch = Callable[[int, AnyEvent, list[AnyAction]], None]
 
 
@@ -44,7 +44,7 @@ class SimDriver:
         new_core: Callable[[], ControlCore] = ControlCore,
         restore_core: Callable[[bytes], ControlCore] = ControlCore.restore,
         watch: Watch | None = None,
-        send: CarryOut | None = None,
+        send: Send | None = None,
         keep_journal: bool = True,
     ) -> None:
         self.core = new_core()
