@@ -336,3 +336,19 @@ def test_a_state_folder_keeps_its_database(cli: Cli) -> None:
     line = one_line(refused.stderr)
     assert (refused.returncode, "cannot be changed" in line, "secret" in line) == (2, True, False)
     assert cli.up().returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_up_that_is_interrupted_leaves_nothing(cli: Cli, number: signal.Signals) -> None:
+    command = [*COMMAND, "up", "--state", str(cli.state)]
+    ports = ["--port", str(cli.port), "--gateway-port", str(cli.gateway_port)]
+    for file in ("supervisor.lock", "up.json", "control.lock"):
+        with (cli.folder / "out").open("w+") as out:
+            process = subprocess.Popen([*command, *ports], stdout=out, stderr=out, env=cli.env)
+            until((cli.state / file).exists, what=file)
+            process.send_signal(number)
+            process.wait(60)
+        assert process.returncode != 0
+        assert "Traceback" not in (cli.folder / "out").read_text()
+        until(lambda: cli.processes() == [], what="the end of all processes")
+        shutil.rmtree(cli.state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,9 @@ def up_command(
         allow_remote=allow_remote,
     )
     began_s = time.monotonic()
+    # A terminal that closes, or a time limit around us, must end an unfinished `up` as Ctrl-C does.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
 
     def show(up: Any, started: bool = True) -> None:
         took_s = time.monotonic() - began_s
@@ -169,6 +173,10 @@ def status_command(state: Path, as_json: bool) -> int:
         click.echo(f"{what}: {counts or 'none'}")
     click.echo("device time: " + show_ledger(ledger))
     return 0
+
+
+def _interrupt(_number: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def show_ledger(ledger: dict[str, Any]) -> str:

@@ -110,9 +110,12 @@ def _start(options: UpOptions, former: UpFile | None, log: int) -> tuple[subproc
         try:
             return supervisor, wait_ready(options.state, supervisor.poll)
         except BaseException:
+            # Works of an earlier life go on: not to come up is no reason to end them.
             supervisor.terminate()
             supervisor.wait()
-            take_down(options.state)
+            if (up := upfile.read(options.state)) is not None:
+                end_processes(up)
+            upfile.remove(options.state)
             raise
     except BaseException:
         if has_new_url:
