@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import common
 
-from groundplane.perfmodel.collectives import collective_time_s
+from groundplane.perfmodel.collectives import CollectiveKind, collective_time_s
 from groundplane.perfmodel.correction import fit_correction
 from groundplane.perfmodel.evidence import Evidence, FloatArray, evidence_of
 from groundplane.perfmodel.kernel_fit import least_squares
@@ -37,20 +37,18 @@ AXIS = tuple(float(place) for place in range(9, 34, 3))
 LEAST_ROWS = 3
 LEAST_FOR_CORRECTION = 10
 
-DEFAULT_SOURCES = {
-    "a100-80gb-sxm": AIC, "h100-80gb-sxm": AIC, "h200-141gb-sxm": AIC, "b200-180gb-sxm": AIC,
-    "b300-288gb-sxm": AIC, "gb200-186gb": AIC, "gb300-288gb": AIC, "l40s": AIC, "rtx-pro-6000-server": AIC,
-    "a100-40gb-sxm": "Microsoft SuperBench test data", "v100-sxm2-32gb": "vTrain all-reduce lookup table",
-    "mi300x": "MI300X rccl-tests notes (AAC clusters)", "trainium1": "AWS Neuron nccom-test docs",
-}  # fmt: skip
-"""Chip -> the site that stands for its scale-up links in clusters that were not measured."""
-
-DEFAULT_NETWORKS = {
-    "EFA v2 32x100G/node (p5.48xlarge) + NVLink4/NVLS",
-    "RoCE v2 8x400G/node (OCI cluster network) + NVLink4",
-    "NVLink4 NVSwitch + inter-node RDMA",
+POOLS = {
+    "NVLink2": ("v100-sxm2-16gb", "v100-sxm2-32gb"),
+    "NVLink3": ("a100-80gb-sxm", "a100-40gb-sxm", "a800-80gb-sxm"),
+    "NVLink4": ("h100-80gb-sxm", "h200-141gb-sxm", "h800-80gb-sxm", "h20-96gb-sxm", "gh200-141gb"),
+    "NVLink5": ("b200-180gb-sxm", "b300-288gb-sxm", "b100-192gb"),
+    "NVLink5 tray": ("gb200-186gb", "gb300-288gb"),
+    "xGMI": ("mi300x", "mi325x", "mi350x", "mi355x"),
+    "PCIe4": ("l40s", "l4", "rtx-4090", "a100-80gb-pcie"),
+    "PCIe5": ("rtx-pro-6000-server", "rtx-5090", "h100-80gb-pcie"),
+    "NeuronLink": ("trainium1", "trainium2", "trainium3"),
 }
-"""Fabrics whose tier stands for their kind of network."""
+"""Chips on one generation of links: all their sites together stand for clusters that were not measured."""
 
 SAME_DOMAIN = {"NVLink5 NVL72 (MNNVL)": ("gb300-288gb", "NVLink5 (within one 4-GPU compute tray)")}
 """Sites that belong to a tier already there: the rack-wide domain continues the tray's curve."""
@@ -75,7 +73,8 @@ def main() -> None:
         sys.stdout.write(f"{name}: {rows_used[name]} used, {len(excluded)} excluded\n")
     sites = group(cases)
     unseen: dict[int, float] = {}
-    tiers = fit_all(sites, unseen)
+    tiers = fit_all(sites)
+    score(sites, tiers, unseen)
     report = ["# Collectives: errors on rows and sites that the fit has not seen", ""]
     report += table_of(sites, unseen)
     other_site, lines = leave_one_site_out(sites, tiers)
@@ -104,38 +103,78 @@ def group(cases: list[Case]) -> dict[Site, list[Case]]:
     return {site: members for site, members in sites.items() if len(members) >= LEAST_ROWS}
 
 
-def fit_all(sites: dict[Site, list[Case]], unseen: dict[int, float]) -> list[FittedTier]:
-    """Tiers inside domains first: those between them are fitted on top. Fills `unseen` by id of the case."""
-    tiers: list[FittedTier] = []
-    for scope in ("scaleup", "scaleout"):
-        for site, members in sites.items():
-            if site.scope == scope:
-                tiers.append(fit_site(site, members, tuple(tiers), unseen))
-        if scope == "scaleup":
-            tiers = with_experts(tiers)
+def fit_all(sites: dict[Site, list[Case]]) -> list[FittedTier]:
+    """Tiers inside domains first, pools among them: those between domains are fitted on top."""
+    inside = {site: members for site, members in sites.items() if site.scope == "scaleup"}
+    tiers = [fit_site(site, members, ()) for site, members in inside.items()]
+    tiers += [pool(name, inside) for name in POOLS]
+    between = {site: members for site, members in sites.items() if site.scope == "scaleout"}
+    below = tuple(tier for tier in tiers if tier.default)
+    tiers += [fit_site(site, members, below) for site, members in between.items()]
+    for network in sorted({network_of(members[0]) for members in between.values()}):
+        tiers.append(network_pool(network, between, below))
     return tiers
 
 
-def with_experts(tiers: list[FittedTier]) -> list[FittedTier]:
-    """Default tiers take the expert collectives of their chip's newest library."""
-    newest: dict[str, dict[str, KindCurve]] = {}
-    for tier in sorted(
-        tiers, key=lambda one: [int(part) for part in one.stack.split(".")[:3] if part.isdigit()]
-    ):
-        experts = {kind: curve for kind, curve in tier.kinds.items() if kind.startswith("moe_")}
-        if experts:
-            newest[tier.chips[0]] = experts
-    return [
-        msgspec.structs.replace(tier, kinds={**newest.get(tier.chips[0], {}), **tier.kinds})
-        if tier.default
-        else tier
-        for tier in tiers
-    ]
+def pool(name: str, sites: dict[Site, list[Case]]) -> FittedTier:
+    """One tier for all sites of a generation of links, with the expert collectives of the newest library."""
+    chips = POOLS[name]
+    own = {site: members for site, members in sites.items() if site.chip in chips}
+    newest = max((version(site.stack) for site in own), default=())
+    kept = {site: members for site, members in own.items() if not site.stack or version(site.stack) == newest}
+    return joined(f"all {name}", chips, kept, ())
 
 
-def fit_site(
-    site: Site, members: list[Case], below: tuple[FittedTier, ...], unseen: dict[int, float]
+def network_of(case: Case) -> tuple[str, float]:
+    """Kind of network and speed of a node's cards."""
+    return case.link, case.cards_bytes_per_s
+
+
+def network_pool(
+    network: tuple[str, float], sites: dict[Site, list[Case]], below: tuple[FittedTier, ...]
 ) -> FittedTier:
+    """One tier for all sites of a kind of network with cards of one speed."""
+    own = {site: members for site, members in sites.items() if network_of(members[0]) == network}
+    tier = joined(network_name(network), tuple(sorted({site.chip for site in own})), own, below)
+    return msgspec.structs.replace(tier, link=network[0], bytes_per_s=network[1])
+
+
+def network_name(network: tuple[str, float]) -> str:
+    return f"all {network[0]} of {network[1] / 1e9:g} GB/s"
+
+
+def joined(
+    name: str, chips: tuple[str, ...], sites: dict[Site, list[Case]], below: tuple[FittedTier, ...]
+) -> FittedTier:
+    """A default tier fitted to all rows of some sites."""
+    scope = next(iter(sites)).scope
+    members = [case for part in sites.values() for case in part]
+    site = Site(scope, chips[0], "", "", "")
+    kinds = {
+        kind: fit_kind(site, [case for case in members if case.kind == kind], below)
+        for kind in sorted({case.kind for case in members})
+    }
+    return FittedTier(
+        name=name,
+        scope=scope,  # type: ignore[arg-type]
+        chips=chips,
+        fabrics=tuple(sorted({case.fabric for case in members})),
+        sources=(),
+        bytes_per_s=0.0,
+        kinds=kinds,
+        residuals=UNKNOWN,
+        default=True,
+    )
+
+
+def version(stack: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in stack.split(".")[:3] if part.isdigit())
+
+
+UNKNOWN = Evidence("family", 1.0, 1.0, 1.0, 0, "")
+
+
+def fit_site(site: Site, members: list[Case], below: tuple[FittedTier, ...]) -> FittedTier:
     first = members[0]
     chip = common.table_chip(site.chip)
     nominal = (
@@ -143,41 +182,53 @@ def fit_site(
         if site.scope == "scaleout"
         else chip.scaleup_bytes_per_s or chip.pcie_bytes_per_s
     )
-    kinds: dict[str, KindCurve] = {}
-    ratios: list[float] = []
-    for kind in sorted({case.kind for case in members}):
-        own = [case for case in members if case.kind == kind]
-        kinds[kind] = fit_kind(site, own, below)
-        fold = common.folds_of([(case.message_bytes, case.inside, case.domains) for case in own])
-        for held in range(common.FOLDS):
-            kept = [case for case, place in zip(own, fold, strict=True) if place != held]
-            out = [case for case, place in zip(own, fold, strict=True) if place == held]
-            if kept and out:
-                curve = fit_kind(site, kept, below)
-                for case, ratio in zip(out, ratio_of(site, out, curve, below), strict=True):
-                    unseen[id(case)] = float(ratio)
-                    ratios.append(float(ratio))
-    evidence = evidence_of(
-        "measured", np.array(ratios or [1.0]), f"{site.source}; message sizes held out", least_spread=0.03
-    )
-    default = (
-        DEFAULT_SOURCES.get(site.chip) == site.source
-        if site.scope == "scaleup"
-        else site.fabric in DEFAULT_NETWORKS and site.chip.startswith("h100")
-    )
+    kinds = {
+        kind: fit_kind(site, [case for case in members if case.kind == kind], below)
+        for kind in sorted({case.kind for case in members})
+    }
     return FittedTier(
-        name=" / ".join(part for part in (site.chip, site.fabric, site.stack, site.source) if part),
+        name=title(site),
         scope=site.scope,  # type: ignore[arg-type]
         chips=(site.chip,),
         fabrics=tuple(sorted({case.fabric for case in members})),
         sources=tuple(sorted({case.source for case in members})),
         bytes_per_s=float(nominal or 0.0),
         kinds=kinds,
-        residuals=msgspec.convert(common.rounded(evidence), Evidence),
+        residuals=UNKNOWN,
         link=first.link,
         stack=site.stack,
-        default=default,
     )
+
+
+def score(sites: dict[Site, list[Case]], tiers: list[FittedTier], unseen: dict[int, float]) -> None:
+    """Ratios of rows held out of their own site's fit, by id of the case; evidence of each site's tier."""
+    below = tuple(tier for tier in tiers if tier.default and tier.scope == "scaleup")
+    for place, tier in enumerate(tiers):
+        site = next((one for one in sites if title(one) == tier.name and one.scope == tier.scope), None)
+        if site is None:
+            continue
+        ratios: list[float] = []
+        for kind in tier.kinds:
+            own = [case for case in sites[site] if case.kind == kind]
+            fold = common.folds_of([(case.message_bytes, case.inside, case.domains) for case in own])
+            for held in range(common.FOLDS):
+                kept = [case for case, where in zip(own, fold, strict=True) if where != held]
+                out = [case for case, where in zip(own, fold, strict=True) if where == held]
+                if not kept or not out:
+                    continue
+                curve = fit_kind(site, kept, below)
+                for case, ratio in zip(out, ratio_of(site, out, curve, below), strict=True):
+                    unseen[id(case)] = float(ratio)
+                    ratios.append(float(ratio))
+        source = f"{site.source}; message sizes held out"
+        evidence = evidence_of("measured", np.array(ratios or [1.0]), source, least_spread=0.03)
+        tiers[place] = msgspec.structs.replace(
+            tier, residuals=msgspec.convert(common.rounded(evidence), Evidence)
+        )
+
+
+def title(site: Site) -> str:
+    return " / ".join(part for part in (site.chip, site.fabric, site.stack, site.source) if part)
 
 
 def fit_kind(site: Site, cases: list[Case], below: tuple[FittedTier, ...]) -> KindCurve:
@@ -273,43 +324,67 @@ def table_of(sites: dict[Site, list[Case]], unseen: dict[int, float]) -> list[st
                 ratios = [unseen[id(case)] for case in own if (case.message_bytes >= LARGE_BYTES) == large]
                 pool.extend(ratios)
                 parts.append(common.error_line(np.array(ratios)) if ratios else "- | - | -")
-            name = " / ".join(part for part in (site.chip, site.fabric, site.stack, site.source) if part)
-            lines.append(f"| {name} | {kind} | {len(own)} | {' | '.join(parts)} |")
+            lines.append(f"| {title(site)} | {kind} | {len(own)} | {' | '.join(parts)} |")
     both = " | ".join(common.error_line(np.array(pool)) for pool in pools)
     lines += [f"| all | | {sum(len(pool) for pool in pools)} | {both} |", ""]
     return lines
 
 
 def leave_one_site_out(sites: dict[Site, list[Case]], tiers: list[FittedTier]) -> tuple[Evidence, list[str]]:
-    """Each site that is no default, predicted from the default tiers alone."""
-    defaults = tuple(tier for tier in tiers if tier.default)
+    """Each site predicted from the pool of all others; fills in the evidence of the pools."""
     lines = [
-        "A site predicted from the default tier of its chip or network:",
+        "A site predicted from all others on the same links:",
         "",
         "| site | n | median | p90 | bias |",
         "|---|---|---|---|---|",
     ]
-    every: list[float] = []
+    every: dict[str, list[float]] = {}
     for site, members in sites.items():
-        # Default tiers hold the expert collectives of their chips, so those have no site of their own.
-        if site.stack or any(
-            {case.source for case in members} <= set(tier.sources) and site.fabric in tier.fabrics
-            for tier in defaults
+        if site.stack:
+            continue  # expert collectives: libraries differ more than sites
+        below = tuple(tier for tier in tiers if tier.default and tier.scope == "scaleup")
+        others = {one: part for one, part in sites.items() if one.scope == site.scope and one != site}
+        name = pool_name(site, members)
+        if name is None or not any(
+            pool_name(one, part) == name and not one.stack for one, part in others.items()
         ):
             continue
+        if site.scope == "scaleup":
+            left = pool(name.removeprefix("all "), others)
+            usable = (left,)
+        else:
+            left = network_pool(network_of(members[0]), others, below)
+            usable = (*below, left)
+        known = [case for case in members if case.kind in left.kinds]
         ratios = []
-        for case in members:
-            links, _ = links_of(case, defaults)
+        for case in known:
+            links, _ = links_of(case, usable)
+            kind: CollectiveKind = case.kind  # type: ignore[assignment]
             guess = collective_time_s(
-                links, case.kind, case.message_bytes, case.inside, case.domains, concurrent_groups=1
-            )  # type: ignore[arg-type]
+                links, kind, case.message_bytes, case.inside, case.domains, concurrent_groups=1
+            )
             ratios.append(case.measured_s / float(guess))
-        every += ratios
-        name = f"{site.chip} / {site.fabric} / {site.source}"
-        lines.append(f"| {name} | {len(ratios)} | {common.error_line(np.array(ratios))} |")
-    ratio = np.array(every)
+        if ratios:
+            every.setdefault(name, []).extend(ratios)
+            lines.append(f"| {title(site)} | {len(ratios)} | {common.error_line(np.array(ratios))} |")
+    ratio = np.concatenate([np.array(part) for part in every.values()])
     lines += [f"| all | {ratio.size} | {common.error_line(ratio)} |", ""]
-    return evidence_of("family", ratio, "default tiers on other sites"), lines
+    overall = evidence_of("family", ratio, "sites held out, all links")
+    for place, tier in enumerate(tiers):
+        if tier.default:
+            own = np.array(every.get(tier.name, []))
+            grade = "measured" if own.size >= 20 else "family"
+            found = evidence_of(grade, own, f"sites held out, {tier.name}") if own.size >= 20 else overall  # type: ignore[arg-type]
+            tiers[place] = msgspec.structs.replace(
+                tier, residuals=msgspec.convert(common.rounded(found), Evidence)
+            )
+    return overall, lines
+
+
+def pool_name(site: Site, members: list[Case]) -> str | None:
+    if site.scope == "scaleout":
+        return network_name(network_of(members[0]))
+    return next((f"all {name}" for name, chips in POOLS.items() if site.chip in chips), None)
 
 
 def trimmed(data: object) -> object:
@@ -317,11 +392,12 @@ def trimmed(data: object) -> object:
     if isinstance(data, float):
         return float(f"{data:.4g}")
     if isinstance(data, dict):
-        return {
-            key: trimmed(value)
+        given = {
+            key: value
             for key, value in data.items()
-            if value is not None and value not in ("", False)
+            if value is not None and value is not False and value != ""
         }
+        return {key: trimmed(value) for key, value in given.items()}
     if isinstance(data, list | tuple):
         return [trimmed(value) for value in data]
     return data

@@ -128,10 +128,12 @@ def scaleup_tier(cluster: ClusterSpec) -> tuple[TierCurve, Evidence]:
     points = [point for point in cluster.collectives if point.nodes == 1 and point.ranks > 1]
     if points:
         return fit_tier(points, default_kinds("scaleup", nature)["all_reduce"], nominal, between=False)
+    timed = {name for tier in calibration().tiers if not tier.default for name in tier.chips}
     known = [tier for tier in calibration().tiers if tier.scope == "scaleup" and tier.default]
     for tier in known:
         if chip.name in tier.chips:
-            return TierCurve(nominal, tier.kinds), tier.residuals
+            grade = tier.residuals.grade if chip.name in timed else "family"
+            return TierCurve(nominal, tier.kinds), msgspec.structs.replace(tier.residuals, grade=grade)
     generation = re.match(r"[A-Za-z]+\d*", chip.scaleup_fabric)
     for tier in known:
         if generation is not None and any(generation[0] in fabric for fabric in tier.fabrics):
@@ -148,11 +150,20 @@ def scaleout_tier(cluster: ClusterSpec) -> tuple[TierCurve, Evidence] | None:
     points = [point for point in cluster.collectives if point.nodes > 1]
     if points:
         return fit_tier(points, default_kinds("scaleout", kind)["all_reduce"], nominal, between=True)
-    for tier in calibration().tiers:
-        if tier.scope == "scaleout" and tier.default and tier.link == kind:
-            kinds = {**default_kinds("scaleout", kind), **_moe_kinds(), **tier.kinds}
-            return TierCurve(nominal, kinds), _wider(tier.residuals, calibration().other_site)
+    tier = nearest_network(calibration().tiers, kind, nominal)
+    if tier is not None:
+        kinds = {**default_kinds("scaleout", kind), **_moe_kinds(), **tier.kinds}
+        return TierCurve(nominal, kinds), _wider(tier.residuals, calibration().other_site)
     return TierCurve(nominal, {**default_kinds("scaleout", kind), **_moe_kinds()}), DATA_SHEET
+
+
+def nearest_network(
+    tiers: tuple[FittedTier, ...], link: str, cards_bytes_per_s: float, kind: str = "all_reduce"
+) -> FittedTier | None:
+    """The default tier between domains of a kind of network that has a collective, nearest in card speed."""
+    known = [tier for tier in tiers if tier.scope == "scaleout" and tier.default and tier.link == link]
+    known = [tier for tier in known if kind in tier.kinds]
+    return min(known, key=lambda tier: abs(np.log(tier.bytes_per_s / cards_bytes_per_s)), default=None)
 
 
 def fit_tier(

@@ -12,6 +12,7 @@ from groundplane.catalog.resolve import resolve_chip
 from groundplane.perfmodel.evidence import Evidence, FloatArray
 from groundplane.perfmodel.kernel_catalogue import canonical_dtype
 from groundplane.perfmodel.kernels import attention_time_s, kernel_evidence, matmul_time_s
+from groundplane.perfmodel.validation.chip_names import chip_named
 from groundplane.perfmodel.validation.report import Excluded, Outcome, Report, report_of
 from groundplane.perfmodel.validation.table import Row, read_table, shipped_table
 from groundplane.spec.cluster import ChipSpec
@@ -86,8 +87,13 @@ def _compare(
     outcomes: list[Outcome] = []
     excluded: list[Excluded] = []
     for (chip_name, dtype_name), members in groups.items():
+        name = chip_named(chip_name)
+        if name is None:
+            reason = f"chip {chip_name!r} is not in the catalogue"
+            excluded += [Excluded(row.line, reason) for row in members]
+            continue
+        chip = resolve_chip(name)
         try:
-            chip = resolve_chip(chip_name.lower())
             dtype = canonical_dtype(dtype_name)
             chip.peak("fp8" if dtype == "fp8_block" else dtype)
         except InputError as error:

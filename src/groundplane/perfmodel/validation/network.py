@@ -11,7 +11,13 @@ import msgspec
 from groundplane.catalog.resolve import resolve_chip
 from groundplane.perfmodel.collectives import CollectiveKind, Links, collective_time_s
 from groundplane.perfmodel.evidence import Evidence
-from groundplane.perfmodel.link_catalogue import DATA_SHEET, FittedTier, calibration, default_kinds
+from groundplane.perfmodel.link_catalogue import (
+    DATA_SHEET,
+    FittedTier,
+    calibration,
+    default_kinds,
+    nearest_network,
+)
 from groundplane.perfmodel.links import TierCurve
 from groundplane.perfmodel.validation.network_rows import COLUMNS, Case, Unclear, case_of
 from groundplane.perfmodel.validation.report import (
@@ -125,12 +131,10 @@ def matching_tier(case: Case, scope: str, tiers: tuple[FittedTier, ...]) -> tupl
     for tier in chosen:
         if scope == "scaleup" and case.chip in tier.chips:
             return tier, False
-    for tier in chosen:
-        if scope == "scaleout" and tier.link == case.link and case.kind in tier.kinds:
-            return tier, False
-    for tier in chosen:
-        if scope == "scaleout" and tier.link == case.link and not case.kind.startswith("moe_"):
-            return tier, False
+    if scope == "scaleout":
+        kind = case.kind if case.kind.startswith("moe_") else "all_reduce"
+        near = nearest_network(tiers, case.link, case.cards_bytes_per_s, kind)
+        return None if near is None else (near, False)
     if scope == "scaleup":
         for tier in chosen:
             if _generation(case) and any(_generation(case) in fabric for fabric in tier.fabrics):

@@ -6,17 +6,15 @@ Tables name chips, fabrics and collectives in words. What a row leaves open is i
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from groundplane.catalog.resolve import resolve_chip
 from groundplane.perfmodel.collectives import KINDS, bus_bytes
+from groundplane.perfmodel.validation.chip_names import chip_named
 from groundplane.perfmodel.validation.table import Row
-from groundplane.spec.errors import InputError
 
 COLUMNS: Final = (
     "source", "chip", "n_nodes", "n_chips", "fabric", "collective", "message_bytes", "algbw_GBps",
@@ -145,49 +143,11 @@ def _seconds(row: Row, kind: str, size: float, ranks: int) -> float:
     raise Unclear("neither a time nor a bandwidth above 0.5 GB/s is stated")
 
 
-_CHIPS: Final = (
-    (r"A100-SXM4-40GB", "a100-40gb-sxm"),
-    (r"A100", "a100-80gb-sxm"),
-    (r"V100", "v100-sxm2-32gb"),
-    (r"H800|SM90|H100/H800", "h800-80gb-sxm"),
-    (r"H100", "h100-80gb-sxm"),
-    (r"GB300", "gb300"),
-    (r"B300", "b300"),
-    (r"GB200", "gb200"),
-    (r"B200|SM100", "b200"),
-    (r"H200", "h200"),
-    (r"H20", "h20"),
-    (r"A800", "a800"),
-    (r"MI355X", "mi355x"),
-    (r"MI325X", "mi325x"),
-    (r"MI300X", "mi300x"),
-    (r"MI250X", "mi250x"),
-    (r"[Tt]rn3|Trainium3", "trainium3"),
-    (r"[Tt]rn2|Trainium2", "trainium2"),
-    (r"[Tt]rn1|Trainium", "trainium1"),
-    (r"910B", "ascend-910b"),
-    (r"910C", "ascend-910c"),
-    (r"Gaudi ?3", "gaudi3"),
-    (r"Gaudi ?2", "gaudi2"),
-)
-"""Words in a chip column -> catalogue name, tried after the catalogue's own names and aliases."""
-
-
 def _chip(row: Row) -> str:
-    return _chip_named(row.text("chip"))
-
-
-@functools.cache
-def _chip_named(text: str) -> str:
-    if "H100" in text and "H800" in text:
-        return "h100-80gb-sxm"
-    try:
-        return resolve_chip(text.lower()).name
-    except InputError:
-        for pattern, name in _CHIPS:
-            if re.search(pattern, text):
-                return resolve_chip(name).name
-    raise Unclear(f"chip {text!r} is not in the catalogue")
+    name = chip_named(row.text("chip"))
+    if name is None:
+        raise Unclear(f"chip {row.text('chip')!r} is not in the catalogue")
+    return name
 
 
 def _stack(row: Row) -> str:
