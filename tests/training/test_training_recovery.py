@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from training_runs import final, losses, read_lines, tiny_spec, wait_for
 from groundplane.platform.training import launch
 from groundplane.platform.training.checkpoint import read_manifest
 from groundplane.platform.training.files import sha256_file
+from groundplane.spec.job import LlamaShape
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 PATIENCE_S = 300.0
@@ -84,6 +86,22 @@ def test_fsdp2_resumes_in_the_same_bits(corpus: Path, tmp_path: Path) -> None:
     assert launch.run_local(tmp_path / "killed", tmp_path / "k1", 2) == [0, 0]
     assert min(losses(tmp_path / "k1")) > 1
     assert final(tmp_path / "killed")["weights_sha256"] == final(tmp_path / "plain")["weights_sha256"]
+
+
+def test_three_ranks_resume_in_the_same_bits(corpus: Path, tmp_path: Path) -> None:
+    """Three ranks add in an order that depends on DDP's buckets, which it sorts anew after its first pass."""
+    job_dir = tmp_path / "job"
+    several_buckets = LlamaShape(layers=2, hidden=256, ffn=704, heads=8, kv_heads=4, vocab=400)
+    spec = tiny_spec(corpus, model=several_buckets, global_batch=6, steps=6, warmup_steps=0)
+    launch.write_spec(job_dir, spec)
+    assert launch.run_local(job_dir, tmp_path / "whole", 3) == [0, 0, 0]
+    expected = final(job_dir)["weights_sha256"]
+    for name in ("checkpoints/step-6", "export"):
+        shutil.rmtree(job_dir / name)
+    (job_dir / "final.json").unlink()
+    assert launch.run_local(job_dir, tmp_path / "rest", 3) == [0, 0, 0]
+    assert list(losses(tmp_path / "rest")) == [5, 6]
+    assert final(job_dir)["weights_sha256"] == expected
 
 
 def test_sigterm_saves_and_another_number_of_ranks_goes_on(
