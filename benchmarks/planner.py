@@ -27,7 +27,7 @@ from groundplane.catalog import resolve_cluster, resolve_llm
 from groundplane.design.layout_space import LayoutSpace
 from groundplane.design.parallelism import MAX_BLOCK, search
 from groundplane.design.training_search import TrainingPricer
-from groundplane.perfmodel.profiles import shipped_profiles, stack_profile
+from groundplane.perfmodel.profiles import stack_profile, training_calibration
 from groundplane.perfmodel.strategy import RECOMPUTE
 from groundplane.perfmodel.training import TrainingJob
 
@@ -125,7 +125,7 @@ def accuracy_cases(data: Path | None) -> tuple[list[dict[str, Any]], list[float]
     with data.open(newline="") as file:
         runs = runs_of(list(csv.DictReader(file)))
     found = [case for case in (case_of(run) for run in runs) if isinstance(case, Case) and case.complete]
-    ours = CasePricer(found).step_s(shipped_profiles())
+    ours = CasePricer(found).step_s(training_calibration().by_name())
     return [plain_case(case) for case in found], [float(value) for value in ours]
 
 
@@ -148,8 +148,8 @@ def probe_case() -> dict[str, Any]:
     """One case to time the peers with where there is no table."""
     shape = shaped(resolve_llm("gpt3-175b"), resolve_cluster("a100x512"), 2048)
     return shape | {
-        "tp": 8, "pp": 8, "dp": 8, "ep": 1, "vpp": 1, "micro_batch": 1, "num_micro": 64, "global_batch": 512, "zero": 0,
-        "sequence_parallel": True, "recompute": "selective", "measured_s": None,
+        "tp": 8, "pp": 8, "dp": 8, "ep": 1, "vpp": 1, "micro_batch": 1, "num_micro": 64, "global_batch": 512,
+        "zero": 0, "sequence_parallel": True, "recompute": "selective", "measured_s": None,
     }  # fmt: skip
 
 
