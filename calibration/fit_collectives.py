@@ -30,7 +30,6 @@ from groundplane.perfmodel.validation.network_rows import COLUMNS, Case
 from groundplane.perfmodel.validation.table import read_table
 
 FILES = ("network_aiconfigurator.csv", "network_measured.csv")
-AIC = "NVIDIA aiconfigurator NCCL database (nccl-tests)"
 AXIS = tuple(float(place) for place in range(9, 34, 3))
 """Knots of the correction: log2 of the message size."""
 
@@ -41,8 +40,7 @@ POOLS = {
     "NVLink2": ("v100-sxm2-16gb", "v100-sxm2-32gb"),
     "NVLink3": ("a100-80gb-sxm", "a100-40gb-sxm", "a800-80gb-sxm"),
     "NVLink4": ("h100-80gb-sxm", "h200-141gb-sxm", "h800-80gb-sxm", "h20-96gb-sxm", "gh200-141gb"),
-    "NVLink5": ("b200-180gb-sxm", "b300-288gb-sxm", "b100-192gb"),
-    "NVLink5 tray": ("gb200-186gb", "gb300-288gb"),
+    "NVLink5": ("b200-180gb-sxm", "b300-288gb-sxm", "b100-192gb", "gb200-186gb", "gb300-288gb"),
     "xGMI": ("mi300x", "mi325x", "mi350x", "mi355x"),
     "PCIe4": ("l40s", "l4", "rtx-4090", "a100-80gb-pcie"),
     "PCIe5": ("rtx-pro-6000-server", "rtx-5090", "h100-80gb-pcie"),
@@ -50,8 +48,8 @@ POOLS = {
 }
 """Chips on one generation of links: all their sites together stand for clusters that were not measured."""
 
-SAME_DOMAIN = {"NVLink5 NVL72 (MNNVL)": ("gb300-288gb", "NVLink5 (within one 4-GPU compute tray)")}
-"""Sites that belong to a tier already there: the rack-wide domain continues the tray's curve."""
+ADDING_SWITCHES = ("NVLink4", "NVLink5")
+"""Generations whose switches sum up an all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +94,8 @@ def group(cases: list[Case]) -> dict[Site, list[Case]]:
     sites: dict[Site, list[Case]] = {}
     for case in cases:
         scope = "scaleup" if case.domains == 1 else "scaleout"
-        chip, fabric = SAME_DOMAIN.get(case.fabric, (case.chip, case.fabric))
-        source = AIC if case.fabric in SAME_DOMAIN else case.source
         stack = case.stack if case.kind.startswith("moe_") else ""
-        sites.setdefault(Site(scope, chip, fabric, source, stack), []).append(case)
+        sites.setdefault(Site(scope, case.chip, case.fabric, case.source, stack), []).append(case)
     return {site: members for site, members in sites.items() if len(members) >= LEAST_ROWS}
 
 
@@ -262,6 +258,9 @@ def fit_kind(site: Site, cases: list[Case], below: tuple[FittedTier, ...]) -> Ki
             ramp_bytes=float(values[-2]),
             ramp=float(1.0 / (1.0 + np.exp(-place[-1]))),
             step_latency_s=guess.step_latency_s,
+            switch_adds=cases[0].kind == "all_reduce"
+            and site.scope == "scaleup"
+            and adding_switch(site.chip),
         )
 
     solved = least_squares(
@@ -276,6 +275,10 @@ def fit_kind(site: Site, cases: list[Case], below: tuple[FittedTier, ...]) -> Ki
         correction = fit_correction((AXIS,), left, bytes_of, smoothness=0.3, shrinkage=0.1, huber=0.08)
         curve = msgspec.structs.replace(curve, correction=correction)
     return curve
+
+
+def adding_switch(chip: str) -> bool:
+    return any(chip in POOLS[name] for name in ADDING_SWITCHES)
 
 
 def group_size(site: Site, case: Case) -> int:

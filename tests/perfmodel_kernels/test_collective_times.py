@@ -104,6 +104,16 @@ def test_switches_that_add_send_every_byte_once() -> None:
     assert seconds("all_reduce", GB, 8, 16, links=adding) == pytest.approx(1e-4 + GB / 80e9, rel=1e-3)
 
 
+def test_all_reduce_through_an_adding_switch_does_not_grow_with_the_group() -> None:
+    adding = msgspec.structs.replace(CURVE, switch_adds=True, latencies_s=(3e-5, 3e-5))
+    rack = msgspec.structs.replace(
+        LINKS, scaleup=TierCurve(100e9, {"all_reduce": adding}), chips_per_domain=72
+    )
+    assert seconds("all_reduce", GB, 72, links=rack) == pytest.approx(
+        seconds("all_reduce", GB, 8, links=rack)
+    )
+
+
 def test_torus() -> None:
     torus = msgspec.structs.replace(LINKS, torus=(4, 4, 4), chips_per_domain=64)
     # Four ranks lie along one dimension of three and use a third of the links.

@@ -149,14 +149,15 @@ def test_rows_that_cannot_be_compared_are_listed_with_the_reason(tmp_path: Path)
         "a,Abacus,1,8,NVLink4,all_reduce,1024,,,10,",
         "a,H100-80GB-SXM,3,8,NVLink4,all_reduce,1024,,,10,",
         "a,H100-80GB-SXM,1,8,NVLink4,all_reduce,1024,0.0,0.01,,",
+        "a,GB300,18,72,NVLink5 NVL72,all_reduce,17179869184,939.58,936.93,18285,",
     )
     report = validate_network(path)
     assert report.pooled.n == 0
     reasons = [one.reason for one in report.excluded]
-    assert [one.row for one in report.excluded] == [2, 3, 4, 5, 6, 7]
+    assert [one.row for one in report.excluded] == [2, 3, 4, 5, 6, 7, 8]
     for reason, word in zip(
         reasons,
-        ("message size", "number of chips", "memcpy", "Abacus", "make no group", "neither"),
+        ("message size", "number of chips", "memcpy", "Abacus", "make no group", "neither", "contradict"),
         strict=True,
     ):
         assert word in reason

@@ -113,7 +113,8 @@ def collective_time_s(
     domains = np.asarray(num_domains, dtype=np.float64)
     experts = np.asarray(fan_out, dtype=np.float64)
     inner = links.scaleup.curve(kind)
-    moved = _scaleup_bytes(links, kind, size, inside, domains, experts)
+    counted = np.minimum(inside, float(inner.ranks[-1])) if inner.switch_adds else inside
+    moved = _scaleup_bytes(links, kind, size, counted, domains, experts)
     inner_rate = links.scaleup.bytes_per_s * _torus_share(links, inside)
     scaleup_s = np.where(inside > 1, inner.transfer_s(moved, inside, inner_rate), 0.0)
     total = (inner.latency_s(inside) + scaleup_s) * inner.corrected(size)

@@ -217,8 +217,10 @@ def smooth_max(first: FloatArray, second: FloatArray, sharpness: float) -> Float
     """(first^p + second^p)^(1/p), which is the maximum for large p and the sum for p = 1; no overflow."""
     large = np.maximum(first, second)
     ratio = np.minimum(first, second) / np.maximum(large, 1e-300)
-    result: FloatArray = large * (1.0 + ratio**sharpness) ** (1.0 / sharpness)
-    return result
+    if sharpness == 4.0:  # two roots are several times quicker than two general powers
+        fourth = ratio * ratio
+        return np.asarray(large * np.sqrt(np.sqrt(1.0 + fourth * fourth)), dtype=np.float64)
+    return np.asarray(large * (1.0 + ratio**sharpness) ** (1.0 / sharpness), dtype=np.float64)
 
 
 def _mean_keys_seen(queries: FloatArray, keys: FloatArray, block: int, causal: bool) -> FloatArray:

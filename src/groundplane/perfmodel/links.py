@@ -24,6 +24,9 @@ class KindCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Latency and efficiency are given for the group sizes in `ranks` (domains, for a tier between domains),
     interpolated in log2 of the size, and kept beyond, where each doubling adds `step_latency_s`. transfer =
     (x + x^(1 - ramp) ramp_bytes^ramp) / (bandwidth x efficiency), x = bytes a rank (or domain) sends.
+
+    `switch_adds`: the switch sums up an all-reduce (NVLink SHARP), every rank sends its buffer once, and
+    bytes stop growing with the group beyond the largest size measured.
     """
 
     ranks: tuple[int, ...]
@@ -32,6 +35,7 @@ class KindCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ramp_bytes: float
     ramp: float = 0.5
     step_latency_s: float = 0.0
+    switch_adds: bool = False
     correction: GridCorrection | None = None
 
     def latency_s(self, ranks: FloatArray) -> FloatArray:

@@ -54,6 +54,7 @@ def case_of(row: Row) -> Case:
     kind, kind_inferred = _kind(row)
     inside, domains, group_inferred = _group(row)
     size, size_inferred = _message_bytes(row, kind)
+    _agreement(row, kind, inside * domains)
     fabric = row.text("fabric")
     return Case(
         row=row.line,
@@ -125,6 +126,20 @@ def _message_bytes(row: Row, kind: str) -> tuple[float, bool]:
     if default is not None:
         return float(default[1]) * 2**20, True
     raise Unclear("message size is not stated")
+
+
+def _agreement(row: Row, kind: str, ranks: int) -> None:
+    """Refuses a row whose two bandwidths cannot both be right.
+
+    Raises:
+        Unclear: bus over algorithm bandwidth is not the factor of the collective, by more than rounding.
+    """
+    bus, algorithm = row.number("busbw_GBps"), row.number("algbw_GBps")
+    if not bus or not algorithm or bus < 1.0 or kind.startswith("moe_"):
+        return
+    factor = float(bus_bytes(kind, np.array(1.0), np.array(float(ranks))))
+    if not 0.8 < bus / algorithm / factor < 1.25:
+        raise Unclear(f"the printed bandwidths contradict each other: {algorithm:g} and {bus:g} GB/s")
 
 
 def _seconds(row: Row, kind: str, size: float, ranks: int) -> float:
