@@ -207,6 +207,9 @@ def test_unknown_model_names_the_nearest(served: Platform) -> None:
         (b'{"model": 7}', "model"),
         (b'{"model": "tiny", "stream": "yes"}', "stream"),
         (b'{"model": "tiny\xff"}', None),
+        (b'{"model": "tiny", "prompt": "\xff"}', None),
+        (b'{"model": "tiny", "stream": true, "stream_options": {}, "\\x": 1}', None),
+        (b'{"model": "tiny", "stream": true, "stream_options": {}, "prompt": "\\x"}', None),
     ],
 )
 def test_bad_bodies(served: Platform, body: bytes, param: str | None) -> None:

@@ -42,6 +42,9 @@ def read_envelope(body: bytes) -> Envelope:
         ApiError: 400, not a JSON object, or one of these fields missing or of a wrong type.
     """
     try:
+        if not body.isascii():
+            # What is skipped over is not checked by the decoder, and must be text all the same.
+            body.decode()
         return _decode_envelope(body)
     except msgspec.ValidationError as error:
         # "Expected `str`, got `int` - at `$.model`": names types and a place, never content.
@@ -53,20 +56,31 @@ def read_envelope(body: bytes) -> Envelope:
 
 
 def ask_for_usage(body: bytes, envelope: Envelope) -> bytes:
-    """The body of a streamed request with `stream_options.include_usage` set; every other byte as it was."""
+    """The body of a streamed request with `stream_options.include_usage` set; every other byte as it was.
+
+    Raises:
+        ApiError: 400, what `read_envelope` skipped over is no JSON.
+    """
     if envelope.stream_options is None:
         if b'"stream_options"' not in body:
             start = body.index(b"{") + 1
             return body[:start] + b'"stream_options":{"include_usage":true},' + body[start:]
-        return msgspec.json.encode(_decode_fields(body) | {"stream_options": _ASKED})
-    fields = _decode_fields(body)
+        return msgspec.json.encode(_fields(body) | {"stream_options": _ASKED})
+    fields = _fields(body)
     options = _decode_fields(fields["stream_options"]) | {"include_usage": msgspec.Raw(b"true")}
     return msgspec.json.encode(fields | {"stream_options": msgspec.Raw(msgspec.json.encode(options))})
 
 
+def _fields(body: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _decode_fields(body)
+    except msgspec.DecodeError:
+        raise bad_body("The body is not valid JSON.") from None
+
+
 def with_model(body: bytes, model: str) -> bytes:
     """The body with another `model`; the values of all other fields byte by byte as they were."""
-    return msgspec.json.encode(_decode_fields(body) | {"model": msgspec.Raw(msgspec.json.encode(model))})
+    return msgspec.json.encode(_fields(body) | {"model": msgspec.Raw(msgspec.json.encode(model))})
 
 
 class Call:
