@@ -33,7 +33,8 @@ FILES = ("network_aiconfigurator.csv", "network_measured.csv")
 AXIS = tuple(float(place) for place in range(9, 34, 3))
 """Knots of the correction: log2 of the message size."""
 
-LEAST_ROWS = 3
+LEAST_FOR_EVIDENCE = 6
+LEAST_FOR_POOL_EVIDENCE = 20
 LEAST_FOR_CORRECTION = 10
 
 POOLS = {
@@ -96,7 +97,7 @@ def group(cases: list[Case]) -> dict[Site, list[Case]]:
         scope = "scaleup" if case.domains == 1 else "scaleout"
         stack = case.stack if case.kind.startswith("moe_") else ""
         sites.setdefault(Site(scope, case.chip, case.fabric, case.source, stack), []).append(case)
-    return {site: members for site, members in sites.items() if len(members) >= LEAST_ROWS}
+    return sites
 
 
 def fit_all(sites: dict[Site, list[Case]]) -> list[FittedTier]:
@@ -216,8 +217,11 @@ def score(sites: dict[Site, list[Case]], tiers: list[FittedTier], unseen: dict[i
                 for case, ratio in zip(out, ratio_of(site, out, curve, below), strict=True):
                     unseen[id(case)] = float(ratio)
                     ratios.append(float(ratio))
-        source = f"{site.source}; message sizes held out"
-        evidence = evidence_of("measured", np.array(ratios or [1.0]), source, least_spread=0.03)
+        if len(ratios) < LEAST_FOR_EVIDENCE:
+            continue  # keeps UNKNOWN, which becomes that of other sites
+        evidence = evidence_of(
+            "measured", np.array(ratios), f"{site.source}; message sizes held out", least_spread=0.03
+        )
         tiers[place] = msgspec.structs.replace(
             tier, residuals=msgspec.convert(common.rounded(evidence), Evidence)
         )
@@ -374,13 +378,16 @@ def leave_one_site_out(sites: dict[Site, list[Case]], tiers: list[FittedTier]) -
     lines += [f"| all | {ratio.size} | {common.error_line(ratio)} |", ""]
     overall = evidence_of("family", ratio, "sites held out, all links")
     for place, tier in enumerate(tiers):
-        if tier.default:
-            own = np.array(every.get(tier.name, []))
-            grade = "measured" if own.size >= 20 else "family"
-            found = evidence_of(grade, own, f"sites held out, {tier.name}") if own.size >= 20 else overall  # type: ignore[arg-type]
-            tiers[place] = msgspec.structs.replace(
-                tier, residuals=msgspec.convert(common.rounded(found), Evidence)
-            )
+        own = np.array(every.get(tier.name, []))
+        if tier.default and own.size >= LEAST_FOR_POOL_EVIDENCE:
+            found = evidence_of("measured", own, f"sites held out, {tier.name}")
+        elif tier.residuals == UNKNOWN:
+            found = overall
+        else:
+            continue
+        tiers[place] = msgspec.structs.replace(
+            tier, residuals=msgspec.convert(common.rounded(found), Evidence)
+        )
     return overall, lines
 
 

@@ -56,6 +56,8 @@ def case_of(row: Row) -> Case:
     size, size_inferred = _message_bytes(row, kind)
     _agreement(row, kind, inside * domains)
     fabric = row.text("fabric")
+    if domains > 1 and "not stated" in fabric:
+        raise Unclear("the network between nodes is not stated")
     return Case(
         row=row.line,
         source=row.text("source"),
