@@ -8,7 +8,7 @@ groups that differ only in how the pipeline is scheduled and how states are shar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -45,6 +45,7 @@ class LayoutSpace:
     fixed: dict[str, float]
     max_tp: int | None = None
     schedules: tuple[str, ...] = SCHEDULES
+    _known: dict[tuple[int, int, int], FloatArray] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, value in (("chips", self.num_chips), ("global batch", self.global_batch)):
@@ -100,7 +101,7 @@ class LayoutSpace:
                     for flag in self._allowed("sequence_parallel", self._sequence_parallel(tp, cp))
                 ],
             ]
-            table = _product(options)
+            table = _product(options, len(_GROUP_FIELDS) - 4)
             parts.append(
                 np.hstack([np.broadcast_to(np.array(mesh, dtype=np.float64), (len(table), 4)), table])
             )
@@ -109,29 +110,39 @@ class LayoutSpace:
             raise InputError("no layout divides the chips, the batch and the model", field="layout")
         return Layouts.of(**dict(zip(_GROUP_FIELDS, rows.T, strict=True)))
 
-    def num_members(self, groups: Layouts) -> npt.NDArray[np.int64]:
+    def num_members(self, groups: Layouts) -> npt.NDArray[np.intp]:
         """How many layouts each group stands for."""
-        return np.array([len(table) for table in self._tables(groups)], dtype=np.int64)
+        tables, kind = self._tables(groups)
+        return np.array([len(table) for table in tables], dtype=np.intp)[kind]
 
     def expand(self, groups: Layouts) -> tuple[Layouts, npt.NDArray[np.intp]]:
         """All layouts of some groups, group by group, and for each the place of its group."""
-        tables = self._tables(groups)
-        own = np.repeat(np.arange(len(groups)), [len(table) for table in tables])
-        members = groups.take(own)
-        table = np.concatenate(tables) if tables else np.zeros((0, len(_MEMBER_FIELDS)))
-        fields = {**vars(members), **dict(zip(_MEMBER_FIELDS, table.T, strict=True))}
-        return Layouts(**fields), own
+        tables, kind = self._tables(groups)
+        sizes = np.array([len(table) for table in tables], dtype=np.intp)
+        count = sizes[kind]
+        own = np.repeat(np.arange(len(groups)), count)
+        # The rows of a group's table lie one after another: where they begin, and the place within.
+        first = (np.cumsum(sizes) - sizes)[kind]
+        within = np.arange(len(own)) - np.repeat(np.cumsum(count) - count, count)
+        rows = np.concatenate(tables)[first[own] + within]
+        members = {name: rows[:, column] for column, name in enumerate(_MEMBER_FIELDS)}
+        kept = {name: value[own] for name, value in vars(groups).items() if name not in members}
+        return Layouts(**kept, **members), own
 
-    def _tables(self, groups: Layouts) -> list[FloatArray]:
-        """For each group every (vpp, schedule, zero, shard)."""
-        known: dict[tuple[float, float, float], FloatArray] = {}
+    def _tables(self, groups: Layouts) -> tuple[list[FloatArray], npt.NDArray[np.intp]]:
+        """Every (vpp, schedule, zero, shard) of each kind of group, and which kind each group is."""
+        keys = np.stack([groups.pp, groups.num_micro, groups.cp * groups.dp], axis=1)
+        kinds, kind = np.unique(keys, axis=0, return_inverse=True)
         found = []
-        for key in zip(groups.pp, groups.num_micro, groups.cp * groups.dp, strict=True):
-            if key not in known:
-                pp, num_micro, replicas = (int(value) for value in key)
-                known[key] = _product([self._pipelines(pp, num_micro), self._shardings(replicas)])
-            found.append(known[key])
-        return found
+        for row in kinds:
+            pp, num_micro, replicas = (int(value) for value in row)
+            key = (pp, num_micro, replicas)
+            if key not in self._known:
+                self._known[key] = _product(
+                    [self._pipelines(pp, num_micro), self._shardings(replicas)], len(_MEMBER_FIELDS)
+                )
+            found.append(self._known[key])
+        return found, kind.reshape(-1)
 
     def _pipelines(self, pp: int, num_micro: int) -> list[tuple[float, ...]]:
         """(vpp, schedule): chunks divide the layers, and interleaving needs micro-batches in rounds of pp."""
@@ -200,12 +211,12 @@ _GROUP_FIELDS: Final = (
 _MEMBER_FIELDS: Final = ("vpp", "schedule", "zero", "shard")
 
 
-def _product(options: list[list[tuple[float, ...]]]) -> FloatArray:
-    """Every combination of one item of each list, side by side: shape (combinations, all columns)."""
+def _product(options: list[list[tuple[float, ...]]], width: int) -> FloatArray:
+    """Every combination of one item of each list, side by side: shape (combinations, width)."""
     sizes = [len(option) for option in options]
     count = int(np.prod(sizes))
     if not count:
-        return np.zeros((0, sum(len(option[0]) if option else 0 for option in options)))
+        return np.zeros((0, width))
     index = np.unravel_index(np.arange(count), sizes)
     return np.hstack([np.array(option)[place] for place, option in zip(index, options, strict=True)])
 
