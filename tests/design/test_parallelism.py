@@ -72,7 +72,7 @@ def _same(first: SearchResult, second: SearchResult) -> None:
     st.integers(min_value=0, max_value=1000),
     st.sampled_from([50.0, 80.0, 1e9]),
     st.sampled_from([0.0, 0.2, 1.0]),
-    st.sampled_from(["time", "memory"]),
+    st.sampled_from(["step", "mfu", "memory"]),
     st.integers(min_value=1, max_value=20),
 )
 def test_pruning_and_threads_change_nothing(

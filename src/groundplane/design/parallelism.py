@@ -25,9 +25,9 @@ from groundplane.perfmodel.evidence import FloatArray
 from groundplane.perfmodel.strategy import Layouts
 from groundplane.spec.errors import InputError, unknown_name
 
-OBJECTIVES: Final = ("time", "memory")
-"""What the list of best layouts is ordered by: seconds of a step (tokens/s, MFU and cost follow from it on a
-given number of chips), or the memory left free."""
+OBJECTIVES: Final = {"step": "time", "tokens": "time", "mfu": "time", "cost": "time", "memory": "memory"}
+"""What the list of best layouts may be ordered by. On a given number of chips tokens/s, MFU and cost (chips x
+time) all order layouts as the time of a step does; "memory" puts first what leaves most of it free."""
 
 MAX_BLOCK: Final = 65_536
 """Layouts looked at in one call: their arrays stay in the cache of a core."""
@@ -99,7 +99,7 @@ def search(
     pricer: LayoutPricer,
     *,
     top: int = 10,
-    objective: str = "time",
+    objective: str = "step",
     workers: int = 2,
     prune: bool = True,
 ) -> SearchResult:
@@ -124,7 +124,7 @@ def search(
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
         bounds = np.concatenate(list(pool.map(pricer.lower_bound_s, _cut(groups))))
         order = np.argsort(bounds, kind="stable")
-        state = _State(top, objective, pricer, pool, max(1, workers))
+        state = _State(top, OBJECTIVES[objective], pricer, pool, max(1, workers))
         chunks = _chunks(space, groups, bounds, order)
         while wave := list(islice(chunks, max(1, workers))):
             # All of a wave see the same incumbents, so that what is priced does not depend on timing.
