@@ -23,7 +23,7 @@ from groundplane.platform.runtime.upfile import UpFile
 COMMAND = (sys.executable, "-c", "from groundplane.cli.main import main; main()")
 
 
-def until(condition: Callable[[], object], *, within_s: float = 20.0, what: str = "the condition") -> None:
+def until(condition: Callable[[], object], *, within_s: float = 60.0, what: str = "the condition") -> None:
     """Waits until `condition()` is true, at most `within_s`."""
     deadline_s = time.monotonic() + within_s
     while not condition():
