@@ -32,7 +32,7 @@ def stage_kinds(
     """How layers are dealt to pipeline stages, in order.
 
     Without weights every stage gets as many layers as any other, the first ones one more where they do not divide.
-    With weights (work of each layer) a stage takes layers until the work so far passes its even share, the head
+    With weights (work of each layer) a stage takes layers until the work so far reaches its even share, the head
     counted in, as stacks that balance by work do.
 
     Args:
@@ -42,9 +42,7 @@ def stage_kinds(
         weights: work of each layer, or None.
         head: work of the head, in the same unit.
     """
-    owner = (
-        _owners_by_work(weights, head, stages) if weights is not None else _owners_even(len(kinds), stages)
-    )
+    owner = layer_owners(len(kinds), stages, weights, head)
     held: dict[tuple[tuple[int, ...], bool, bool], int] = {}
     for stage in range(stages):
         counts = [0] * num_kinds
@@ -54,6 +52,15 @@ def stage_kinds(
         key = (tuple(counts), stage == 0, stage == owner[-1])
         held[key] = held.get(key, 0) + 1
     return [StageKind(count, *key) for key, count in held.items()]
+
+
+def layer_owners(
+    num_layers: int, stages: int, weights: tuple[float, ...] | None = None, head: float = 0.0
+) -> list[int]:
+    """Stage of each layer and, last, of the head (see `stage_kinds`)."""
+    if weights is None:
+        return _owners_even(num_layers, stages)
+    return _owners_by_work(weights, head, stages)
 
 
 def _owners_even(num_layers: int, stages: int) -> list[int]:
@@ -70,7 +77,7 @@ def _owners_by_work(weights: tuple[float, ...], head: float, stages: int) -> lis
     owner, stage = [], 0
     for work in passed:
         owner.append(stage)
-        if work > limits[stage] and stage < stages - 1:
+        if work >= limits[stage] and stage < stages - 1:
             stage += 1
     return owner
 

@@ -1,0 +1,203 @@
+"""From rows of a table of memory to questions that the memory model can answer.
+
+Two kinds of table: runs of training (one metric a row; rows with `memory_gb` are taken), and a sweep of layouts with
+what ran and what ran out of memory. What a row leaves open is inferred where it can be, or the row is excluded with
+its reason. Knows the words, not the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from groundplane.perfmodel.memory_profile import memory_profile
+from groundplane.perfmodel.published import Run, case_of, runs_of
+from groundplane.perfmodel.sources import stack_of
+from groundplane.perfmodel.validation.report import Excluded
+from groundplane.perfmodel.validation.table import Row
+from groundplane.spec.llm import AttentionSpec, LayerSpec, LlmSpec, MlpSpec
+
+GIB: Final = 2.0**30
+"""What the tables call GB: memory tools count in units of 2**30."""
+
+FIT_COLUMNS: Final = (
+    "source", "model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq_len", "n_chips", "chip_mem_gb",
+    "tp", "pp", "dp", "zero", "micro_batch", "grad_accum", "status", "mem_reserved_gb",
+)  # fmt: skip
+RAN, RAN_OUT = "success", "oom"
+
+_RELEASES: Final = ((14_018_000, "nanotron-2024-12"), (14_097_148, "nanotron-2025-01"))
+"""The sweep ran on three releases one after another: job numbers below which the first and the second were in use. The
+third begins with the pipeline's fix that the training table marks as after_pp_fix."""
+_LAST_RELEASE: Final = "nanotron"
+
+_SETTLED: Final = ("recompute", "model shape", "precision")
+"""What a run may leave open: recompute follows from what fits, a shape from the model's name."""
+
+
+@dataclass(frozen=True)
+class MemoryCase:
+    """One run: what it was, what memory it took or that it ran out.
+
+    `layout` are fields of `Layouts`. `chip_bytes` is None where it does not matter; `measured_bytes` is None where the
+    run ran out of memory. With `open_recompute` the run does not say what is recomputed: as little as fits.
+    """
+
+    row: int
+    source: str
+    stack: str
+    model: LlmSpec
+    seq: int
+    layout: tuple[tuple[str, float], ...]
+    measured_bytes: float | None
+    chip_bytes: float | None
+    inferred: bool
+    open_recompute: bool = False
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the run ran out of memory."""
+        return self.measured_bytes is None
+
+
+def sweep_cases(rows: list[Row]) -> tuple[list[MemoryCase], list[Excluded]]:
+    """Cases of a table with `FIT_COLUMNS`.
+
+    Raises:
+        InputError: a cell that should be a positive number and is none.
+    """
+    cases: list[MemoryCase] = []
+    excluded: list[Excluded] = []
+    for row in rows:
+        status = row.text("status").lower()
+        if status not in (RAN, RAN_OUT):
+            excluded.append(Excluded(row.line, f"status {row.text('status')!r}: neither ran nor ran out of memory"))
+        elif status == RAN and row.number("mem_reserved_gb") is None:
+            excluded.append(Excluded(row.line, "ran, but states no memory"))
+        else:
+            cases.append(_sweep_case(row, ran=status == RAN))
+    return cases, excluded
+
+
+def training_cases(rows: list[Row]) -> tuple[list[MemoryCase], list[Excluded]]:
+    """Cases of a table of training runs: those that state their memory. Other runs are passed over: they belong to
+    the validation of time.
+
+    Raises:
+        InputError: a cell that should be a positive number and is none.
+    """
+    cases: list[MemoryCase] = []
+    excluded: list[Excluded] = []
+    for run in runs_of(rows):
+        if "memory_gb" not in run.metrics:
+            continue
+        found = _training_case(run)
+        if isinstance(found, Excluded):
+            excluded.append(found)
+        else:
+            cases.append(found)
+    return cases, excluded
+
+
+def _sweep_case(row: Row, *, ran: bool) -> MemoryCase:
+    sizes = {name: row.positive(name) for name in ("tp", "pp", "dp", "micro_batch")}
+    layout = sizes | {
+        "num_micro": row.positive("grad_accum"),
+        "zero": row.number("zero") or 0.0,
+        "sequence_parallel": float(sizes["tp"] > 1),
+    }
+    source = row.text("source")
+    stack = stack_of(source, "ZeRO", "")
+    if stack.startswith("nanotron"):
+        stack = _release(row.text("job_id"))
+    return MemoryCase(
+        row=row.line,
+        source=source,
+        stack=stack,
+        model=_llama(row),
+        seq=int(row.positive("seq_len")),
+        layout=tuple(layout.items()),
+        measured_bytes=row.positive("mem_reserved_gb") * GIB if ran else None,
+        chip_bytes=row.positive("chip_mem_gb") * GIB,
+        inferred=False,
+    )
+
+
+def _llama(row: Row) -> LlmSpec:
+    shape = [int(row.positive(name)) for name in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab")]
+    size = re.search(r"([\d.]+)G", row.text("model"))
+    layers, hidden, ffn, heads, kv_heads, vocab = shape
+    return _llama_of(layers, hidden, ffn, heads, kv_heads, vocab, float(size[1]) * 1e9 if size else None)
+
+
+@functools.cache
+def _llama_of(
+    layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab: int, size: float | None
+) -> LlmSpec:
+    """A Llama of a shape; the head is tied where only that meets the size in the model's name."""
+    width = hidden // heads
+    layer = LayerSpec(AttentionSpec(heads, kv_heads, width, width), MlpSpec(ffn))
+    found = LlmSpec("llama", "published run", hidden, vocab, (layer,) * layers)
+    if size is None:
+        return found
+    apart = abs(found.parameters().total - size)
+    tied = abs(found.parameters().total - vocab * hidden - size) < apart
+    return LlmSpec("llama", "published run", hidden, vocab, (layer,) * layers, tied_embeddings=tied)
+
+
+def _release(job: str) -> str:
+    if not job.isdigit():
+        return _LAST_RELEASE
+    return next((name for last, name in _RELEASES if int(job) < last), _LAST_RELEASE)
+
+
+def _training_case(run: Run) -> MemoryCase | Excluded:
+    # Only the layout is asked for here, so that any time makes the run a case.
+    case = case_of(dataclasses.replace(run, metrics={"step_time_s": 1.0}))
+    if isinstance(case, Excluded):
+        return case
+    if any(name not in _SETTLED for name in case.open_fields):
+        return Excluded(run.row, f"leaves open: {', '.join(case.open_fields)}")
+    stack = case.stack
+    job = re.search(r"\bjob (\d+)", run.shared["notes"])
+    if stack == _LAST_RELEASE and job:
+        stack = _release(job[1])
+    profile = memory_profile(stack)
+    layout = _split_for_pipeline(case.layouts[0])
+    if not run.shared["fsdp_or_zero"] and profile.shards_optimizer:
+        layout = layout | {"zero": 1.0}
+    if not run.shared["sp"] and profile.splits_sequence and layout["tp"] > 1:
+        layout = layout | {"sequence_parallel": 1.0}
+    return MemoryCase(
+        row=run.row,
+        source=case.source,
+        stack=stack,
+        model=case.model,
+        seq=case.seq,
+        layout=tuple(layout.items()),
+        measured_bytes=run.metrics["memory_gb"] * GIB,
+        chip_bytes=float(case.cluster.chip.memory_bytes),
+        inferred=not case.complete,
+        open_recompute="recompute" in case.open_fields,
+    )
+
+
+def _split_for_pipeline(layout: dict[str, float]) -> dict[str, float]:
+    """A local batch that is given as one micro-batch to a pipeline is split into as many as it has stages."""
+    pp, num_micro = layout.get("pp", 1.0), layout.get("num_micro", 1.0)
+    if pp > 1 and num_micro == 1 and layout["micro_batch"] % pp == 0:
+        return layout | {"micro_batch": layout["micro_batch"] / pp, "num_micro": pp}
+    return layout
+
+
+def layout_of_rows(cases: list[MemoryCase]) -> dict[str, list[float]]:
+    """Columns of `Layouts.of` for some cases."""
+    names = sorted({name for case in cases for name, _ in case.layout})
+    zeros = ("zero", "sequence_parallel", "recompute", "recompute_share", "schedule")
+    rows = [dict(case.layout) for case in cases]
+    return {name: [row.get(name, 0.0 if name in zeros else 1.0) for row in rows] for name in names}
+
+
