@@ -69,7 +69,14 @@ def test_models_and_usage(run: Run, tmp_path: Path) -> None:
     deployed = run("deploy", str(service))
     assert deployed.returncode == 0, deployed.stderr
     key = (tmp_path / "state" / "admin.key").read_text().strip()
-    ask_until_ready(f"http://127.0.0.1:{gateway_port}/v1", key)
+
+    def why() -> str:
+        """What there is to see when no answer comes."""
+        logs = [path for path in (tmp_path / "state").rglob("*.log") if "metering" not in path.parts]
+        told = [f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in sorted(logs)]
+        return "\n".join([run("services", "--json").stdout, *told])
+
+    ask_until_ready(f"http://127.0.0.1:{gateway_port}/v1", key, why)
 
     deadline = time.monotonic() + 20
     while not (sums := json.loads(run("usage", "--by", "model", "--json").stdout)["requests"]):
@@ -83,9 +90,9 @@ def test_models_and_usage(run: Run, tmp_path: Path) -> None:
     assert "Device-seconds of" in text
 
 
-def ask_until_ready(base_url: str, key: str) -> None:
+def ask_until_ready(base_url: str, key: str, why: Callable[[], str]) -> None:
     """One answer of eight tokens, as soon as a replica is ready."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     with openai.OpenAI(base_url=base_url, api_key=key, max_retries=0) as client:
         while True:
             try:
@@ -94,8 +101,9 @@ def ask_until_ready(base_url: str, key: str) -> None:
                     max_tokens=8,
                     messages=[{"role": "user", "content": "Count to one hundred."}],
                 )
-            except (openai.InternalServerError, openai.NotFoundError):
-                assert time.monotonic() < deadline
+            except (openai.InternalServerError, openai.NotFoundError) as error:
+                if time.monotonic() > deadline:
+                    pytest.fail(f"no answer: {error}\n{why()}")
                 time.sleep(0.1)
                 continue
             assert answer.usage is not None
