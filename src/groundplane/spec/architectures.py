@@ -199,6 +199,11 @@ def deepseek(read: ConfigReader) -> LlmSpec:
         latent_bias=bias,
         output_bias=bias,
     )
+    return _shared_mixture(read, attention)
+
+
+def _shared_mixture(read: ConfigReader, attention: AttentionSpec) -> LlmSpec:
+    """Routed and shared experts behind some dense layers, as DeepSeek arranged them."""
     expert_ffn = read.integer("moe_intermediate_size")
     moe = MoeSpec(
         read.integer("n_routed_experts"),
@@ -219,8 +224,12 @@ def deepseek(read: ConfigReader) -> LlmSpec:
         for index in range(read.integer("num_hidden_layers"))
     ]
     predicted = read.integer("num_nextn_predict_layers", default=0, least=0)
-    left_out = (f"multi-token prediction ({predicted} layer{'s' * (predicted > 1)})",) if predicted else ()
-    return assemble(read, layers, left_out=left_out)
+    return assemble(read, layers, left_out=_prediction(predicted))
+
+
+def _prediction(layers: int) -> tuple[str, ...]:
+    """What `left_out` says of layers that predict further tokens."""
+    return (f"multi-token prediction ({layers} layer{'s' * (layers > 1)})",) if layers else ()
 
 
 def gemma(read: ConfigReader) -> LlmSpec:
@@ -319,6 +328,39 @@ def gpt_oss(read: ConfigReader) -> LlmSpec:
     _check_top_k(read, moe, "num_experts_per_tok")
     window = windows(read, read.integer("num_hidden_layers"), is_local=lambda index: index % 2 == 0)
     return assemble(read, [LayerSpec(each, moe=moe) for each in _same(attention, window)])
+
+
+def minimax_m2(read: ConfigReader) -> LlmSpec:
+    """MiniMax M2 (2025): norms over all heads of queries and keys, every layer routes."""
+    attention = plain_attention(read, read.integer("hidden_size"))
+    width = (attention.heads + attention.kv_heads) * attention.head_dim
+    read.flag("use_qk_norm", default=True)
+    attention = msgspec.structs.replace(attention, qk_norm_parameters=width)
+    moe = MoeSpec(
+        read.integer("num_local_experts"),
+        read.integer("num_experts_per_tok"),
+        read.integer("intermediate_size"),
+    )
+    read.text("hidden_act", default="silu")
+    _check_top_k(read, moe, "num_experts_per_tok")
+    read.require(
+        not any(kind == 0 for kind in read.listed("attn_type_list") or []), "must be all 1", "attn_type_list"
+    )
+    predicted = read.integer("num_mtp_modules", default=0, least=0) * read.integer(
+        "mtp_transformer_layers", default=1
+    )
+    read.flag("use_mtp", default=False)
+    layers = [LayerSpec(attention, moe=moe)] * read.integer("num_hidden_layers")
+    return assemble(read, layers, left_out=_prediction(predicted))
+
+
+def glm4_moe(read: ConfigReader) -> LlmSpec:
+    """GLM 4.5 to 4.7 (2025): grouped attention, shared experts, first layers dense."""
+    bias = read.flag("attention_bias", default=False)
+    attention = plain_attention(read, read.integer("hidden_size"), qkv_bias=bias)
+    if read.flag("use_qk_norm", default=False):
+        attention = msgspec.structs.replace(attention, qk_norm_parameters=2 * attention.head_dim)
+    return _shared_mixture(read, attention)
 
 
 def nemotron(read: ConfigReader) -> LlmSpec:

@@ -44,6 +44,26 @@ def gpt2(read: ConfigReader) -> LlmSpec:
     )
 
 
+def gpt_j(read: ConfigReader) -> LlmSpec:
+    """GPT-J (Wang and Komatsuzaki 2021): one norm, parallel blocks, biases only in the block and the head."""
+    hidden = read.integer("n_embd", "hidden_size")
+    heads, head_dim = _heads(read, hidden, "n_head", "num_attention_heads")
+    ffn = read.optional_integer("n_inner") or 4 * hidden
+    mlp = MlpSpec(ffn, False, read.text("activation_function", default="gelu_new"), bias=True)
+    layer = LayerSpec(AttentionSpec(heads, heads, head_dim, head_dim), mlp, num_norms=1, parallel=True)
+    return LlmSpec(
+        name="",
+        architecture="",
+        hidden=hidden,
+        vocab=read.integer("vocab_size"),
+        layers=(layer,) * read.integer("n_layer", "num_hidden_layers"),
+        norm=LAYER_NORM,
+        max_positions=read.optional_integer("n_positions"),
+        tied_embeddings=read.flag("tie_word_embeddings", default=False),
+        head_bias=True,
+    )
+
+
 def gpt_neox(read: ConfigReader) -> LlmSpec:
     """GPT-NeoX and Pythia (Black et al. 2022): parallel blocks, partial rotary."""
     bias = read.flag("attention_bias", default=True)

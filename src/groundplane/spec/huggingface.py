@@ -36,12 +36,15 @@ ARCHITECTURES: Final[dict[str, tuple[str, gated.Builder]]] = {
     "PhiForCausalLM": ("phi", classic.phi),
     "Phi3ForCausalLM": ("phi3", gated.phi3),
     "GPT2LMHeadModel": ("gpt2", classic.gpt2),
+    "GPTJForCausalLM": ("gptj", classic.gpt_j),
     "GPTNeoXForCausalLM": ("gpt_neox", classic.gpt_neox),
     "FalconForCausalLM": ("falcon", classic.falcon),
     "BloomForCausalLM": ("bloom", classic.bloom),
     "MptForCausalLM": ("mpt", classic.mpt),
     "OPTForCausalLM": ("opt", classic.opt),
     "GptOssForCausalLM": ("gpt_oss", gated.gpt_oss),
+    "Glm4MoeForCausalLM": ("glm4_moe", gated.glm4_moe),
+    "MiniMaxM2ForCausalLM": ("minimax_m2", gated.minimax_m2),
     "NemotronForCausalLM": ("nemotron", gated.nemotron),
 }
 """Architecture -> (its `model_type` in `transformers`, how to read it)."""
@@ -59,6 +62,7 @@ _OTHER_NAMES: Final = {
 _TEXT_OF: Final = {
     "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
 }
 """Models with a vision tower -> the language model inside, whose fields stand under `text_config`."""
 
@@ -100,18 +104,20 @@ _HARMLESS: Final = frozenset(
     fc_config final_logit_softcapping floor_scale for_llm_compressor gradient_checkpointing
     hidden_dropout image_token_index init_config init_device init_std initial_context_length
     initializer_factor initializer_range is_decoder is_encoder_decoder language layer_dropout
-    layer_norm_eps layer_norm_epsilon layerdrop logit_scale masked_softmax_fusion max_new_tokens
-    mm_tokens_per_image model_type name_or_path norm_eps norm_topk_prob norm_type offset_alibi
-    original_max_position_embeddings output_attentions output_hidden_states output_router_logits
-    pad_token_id partial_rotary_factor prefix pretraining_tp problem_type query_pre_attn_scalar
-    reorder_and_upcast_attn resid_pdrop resid_prenorm return_dict rms_norm_eps rope_local_base_freq
-    rope_parameters rope_scaling rope_theta rotary rotary_emb_base rotary_pct routed_scaling_factor
-    router_aux_loss_coef router_jitter_noise scale_attn_by_inverse_layer_idx scale_attn_weights
-    scoring_func sep_token_id seq_aux seq_length skip_bias_add skip_bias_add_qkv slow_but_exact
-    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    swiglu_limit task_specific_params tokenizer_class topk_method torch_dtype transformers_version
-    unk_token unk_token_id use_bidirectional_attention use_cache use_mamba_kernels
-    use_pad_tok_in_ffn verbose vocab_file
+    layer_norm_eps layer_norm_epsilon layerdrop layernorm_full_attention_beta
+    layernorm_linear_attention_beta layernorm_mlp_beta logit_scale masked_softmax_fusion
+    max_new_tokens mm_tokens_per_image model_type name_or_path norm_eps norm_topk_prob norm_type
+    offset_alibi original_max_position_embeddings output_attentions output_hidden_states
+    output_router_logits pad_token_id partial_rotary_factor prefix pretraining_tp problem_type
+    qk_norm_type query_pre_attn_scalar reorder_and_upcast_attn resid_pdrop resid_prenorm return_dict
+    rms_norm_eps rope_local_base_freq rope_parameters rope_scaling rope_theta rotary rotary_dim
+    rotary_emb_base rotary_pct routed_scaling_factor router_aux_loss_coef router_jitter_noise
+    scale_attn_by_inverse_layer_idx scale_attn_weights scoring_func sep_token_id seq_aux seq_length
+    skip_bias_add skip_bias_add_qkv slow_but_exact summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj swiglu_limit task_specific_params
+    tokenizer_class topk_method torch_dtype transformers_version unk_token unk_token_id
+    use_bidirectional_attention use_cache use_mamba_kernels use_pad_tok_in_ffn use_routing_bias
+    verbose vocab_file
     """.split()  # noqa: SIM905  (one word list reads better than sixty quoted strings)
 )
 """Fields that do not change which matrix products run, nor their sizes."""
