@@ -8,6 +8,7 @@ kv heads) groups of attention, or a whole chip.
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 from collections.abc import Callable
@@ -24,8 +25,9 @@ import common
 from groundplane.perfmodel.correction import GridCorrection, fit_correction
 from groundplane.perfmodel.curves import AttentionCurve, MatmulCurve
 from groundplane.perfmodel.evidence import FloatArray, evidence_of
-from groundplane.perfmodel.kernel_catalogue import base_curve
+from groundplane.perfmodel.kernel_catalogue import base_curve, calibration
 from groundplane.perfmodel.kernel_fit import fit_curve
+from groundplane.perfmodel.kernels import attention_time_s, matmul_time_s
 from groundplane.spec.cluster import ChipSpec
 
 SOURCE = "NVIDIA aiconfigurator, ai-dynamo/aiconfigurator@095f58a, timed in TensorRT-LLM (B60: vLLM)"
@@ -95,6 +97,8 @@ def main() -> None:
     report = ["# Kernel curves: errors on rows and chips that the fit has not seen", "", SOURCE, ""]
     report += run(MATMUL, matmul_tables(matmul_rows), "kernels_gemm_measured.csv")
     report += run(ATTENTION, attention_tables(attention_rows), "kernels_attention_measured.csv")
+    calibration.cache_clear()
+    report += other_chips()
     path = common.REPOSITORY / "calibration" / "residuals_kernels.md"
     path.write_text("\n".join(report) + "\n", encoding="utf-8")
     outputs = [
@@ -108,6 +112,40 @@ def main() -> None:
     }
     common.write_manifest("kernels", "calibration/fit_kernels.py", inputs, outputs)
     sys.stdout.write("\n".join(report) + "\n")
+
+
+def other_chips() -> list[str]:
+    """Errors on chips that had no part in any fit: InferSim's tables of H20 and H800."""
+    folder = common.measured_folder().parent / "traces" / "infersim-bench"
+    lines = [
+        "## Chips with no part in the fit (InferSim)",
+        "",
+        "| what | n | median | p90 | bias |",
+        "|---|---|---|---|---|",
+    ]
+    for name in ("h20", "h800"):
+        chip = common.table_chip(name)
+        with (folder / "gemm" / name / "data.csv").open(encoding="utf-8") as handle:
+            rows = list(csv.DictReader(handle))
+        m, n, k, measured = (
+            np.array([float(row[key]) for row in rows]) for key in ("m", "n", "k", "latency_us")
+        )
+        guess = matmul_time_s(chip, "fp8_block", m, n, k, cast=False)
+        lines.append(
+            f"| {name} fp8 products, no cast | {m.size} | {common.error_line(measured * 1e-6 / guess)} |"
+        )
+    ratios = []
+    for path in sorted((folder / "mha" / "prefill" / "h20").glob("*.csv")):
+        heads, kv_heads, width = (int(part) for part in path.stem.split("-"))
+        with path.open(encoding="utf-8") as handle:
+            for row in csv.DictReader(handle):
+                seq = float(row["seq_len"])
+                guess = attention_time_s(
+                    common.table_chip("h20"), row["dtype"], 1, seq, seq, heads, kv_heads, width
+                )
+                ratios.append(float(row["latency_us"]) * 1e-6 / float(guess))
+    lines.append(f"| h20 bf16 attention, forward | {len(ratios)} | {common.error_line(np.array(ratios))} |")
+    return [*lines, ""]
 
 
 def with_cores(chip: ChipSpec) -> ChipSpec:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from importlib import resources
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -35,8 +35,6 @@ _SPELLINGS: Final = {
 _MEASURED_AS: Final = {"fp16": "bf16", "tf32": "bf16", "int8": "fp8", "fp32": "bf16"}
 """Format whose curve a format takes, with its own peak and element size, where it was not timed itself."""
 
-CurveT = TypeVar("CurveT", MatmulCurve, AttentionCurve)
-
 ANY: Final = "any"
 """Name of the curve that is the mean of all chips."""
 
@@ -45,6 +43,9 @@ _ATTENTION_SHARE: Final = 0.65
 
 _USUAL_SHARE: Final = 0.78
 """Share of peak that a large product usually reaches on the chips of the tables."""
+
+_SAME_CORES: Final = {(name, name) for name in _BYTES} | {("fp16", "bf16")}
+"""Formats whose borrowed curve was timed on the same units, so that core rates compare."""
 
 _CPU_TILES: Final = ((16, 64),)
 _FEW_CORES: Final = 16
@@ -145,9 +146,8 @@ def matmul(chip: ChipSpec, dtype: str) -> tuple[MatmulCurve, Evidence]:
         if chip.num_cores is None and fitted.num_cores is not None:
             changes["num_cores"] = fitted.num_cores
         curve = msgspec.structs.replace(base, **changes)
-        if fitted.core_flops_per_s is not None:
-            share = _reached(curve) / curve.peak_flops_per_s
-            curve = _relieved(curve, share, fitted.core_flops_per_s)
+        if fitted.core_flops_per_s is not None and (name, fitted.dtype) in _SAME_CORES:
+            curve = _relieved(curve, fitted.core_flops_per_s)
     best = table.best_rates.get(chip.name, {}).get(name)
     if best is not None and evidence.grade != "measured":
         return _scaled_to(curve, best), Evidence("family", 0.85, 1.0, 1.2, 1, table.best_rates_source)
@@ -192,8 +192,9 @@ def attention(
         # A chip that reaches less of its peak in products does so in attention.
         changes["efficiency"] *= min(1.0, _reached(product) / (_USUAL_SHARE * product.peak_flops_per_s))
     elif fitted.core_flops_per_s is not None:
-        base = _relieved(base, fitted.parameters["efficiency"], fitted.core_flops_per_s)
-        changes["efficiency"] *= base.efficiency / (product.efficiency * _ATTENTION_SHARE)
+        slower = _slower(base.peak_flops_per_s / base.num_cores, fitted.core_flops_per_s)
+        changes["efficiency"] = 1.0 - (1.0 - changes["efficiency"]) * slower
+        changes["fill_blocks"] *= slower
     if fitted.correction:
         changes["correction"] = GridCorrection(axes=calibration("attention").axes, values=fitted.correction)
     return msgspec.structs.replace(base, **changes), evidence
@@ -255,17 +256,22 @@ def _as_kin(residuals: Evidence, dtype: str, timed: str) -> Evidence:
     )
 
 
-def _relieved(curve: CurveT, share: float, member_core_flops_per_s: float) -> CurveT:
+def _relieved(curve: MatmulCurve, member_core_flops_per_s: float) -> MatmulCurve:
     """The curve of a chip whose cores are slower than its family's: less is lost where less is demanded.
 
-    What a core loses to power, caches and softmax units grows with the rate it is driven at, so that a chip
-    with the same design at a quarter of the rate (H20 beside H100) loses a quarter of the share.
+    What a core loses to power, caches and pipelines grows with the rate it is driven at, so that a chip of
+    the same design at a quarter of the rate (H20 beside H100) loses a quarter of the share. Loading tiles
+    and filling pipelines take the same time, hence fewer of its FLOPs.
     """
-    core = curve.peak_flops_per_s / curve.num_cores
-    slower = min(1.0, core / member_core_flops_per_s)
-    return msgspec.structs.replace(
-        curve, efficiency=curve.efficiency * (1.0 - (1.0 - share) * slower) / share
-    )
+    slower = _slower(curve.peak_flops_per_s / curve.num_cores, member_core_flops_per_s)
+    share = _reached(curve) / curve.peak_flops_per_s
+    eased = msgspec.structs.replace(curve, tile_load=curve.tile_load * slower, fill_k=curve.fill_k * slower)
+    wanted = (1.0 - (1.0 - share) * slower) * curve.peak_flops_per_s
+    return msgspec.structs.replace(eased, efficiency=eased.efficiency * wanted / _reached(eased))
+
+
+def _slower(core_flops_per_s: float, member_core_flops_per_s: float) -> float:
+    return min(1.0, core_flops_per_s / member_core_flops_per_s)
 
 
 def _scaled_to(curve: MatmulCurve, best_flops_per_s: float) -> MatmulCurve:
