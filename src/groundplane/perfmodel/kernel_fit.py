@@ -70,7 +70,7 @@ def fit_matmul(points: Sequence[MatmulPoint], start: MatmulCurve) -> MatmulCurve
     """
     if len(points) < 3:
         raise InputError("needs at least 3 measured products", value=len(points))
-    rows, columns, depth = np.array([(point.m, point.n, point.k) for point in points], dtype=np.float64).T
+    rows, columns, depth = _products(points)
     measured = np.array([point.time_s for point in points])
     fastest = float(np.max(2.0 * rows * columns * depth / measured))
     first = msgspec.structs.replace(
@@ -129,6 +129,16 @@ def least_squares(
     return position
 
 
+def _products(points: Sequence[MatmulPoint]) -> FloatArray:
+    """Rows, columns and depth of the products that ran: points give the forward shape and the pass."""
+    turned = {"data_gradient": (0, 2, 1), "weight_gradient": (2, 1, 0)}
+    shapes = []
+    for point in points:
+        shape = (point.m, point.n, point.k)
+        shapes.append([shape[place] for place in turned.get(point.which, (0, 1, 2))])
+    return np.array(shapes, dtype=np.float64).T
+
+
 def measured_matmul(chip: ChipSpec, dtype: str) -> tuple[MatmulCurve, Evidence] | None:
     """The curve from the chip's own points, or None where it has too few for this format."""
     if chip.measured is None:
@@ -143,7 +153,7 @@ def measured_matmul(chip: ChipSpec, dtype: str) -> tuple[MatmulCurve, Evidence] 
     if len(points) < 3:
         points = own
     curve = fit_matmul(points, base_curve(chip, name))
-    rows, columns, depth = np.array([(point.m, point.n, point.k) for point in points], dtype=np.float64).T
+    rows, columns, depth = _products(points)
     ratio = np.array([point.time_s for point in points]) / curve.time_s(rows, columns, depth)
     # Few points that were fitted themselves understate the spread.
     return curve, evidence_of("measured", ratio, "this machine's probe", least_spread=0.05)
