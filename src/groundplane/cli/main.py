@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from groundplane import __version__
-from groundplane.spec.errors import InputError, InvariantError, unknown_name
+from groundplane.spec.errors import GroundplaneError, InputError, InvariantError, unknown_name
 
 COMMANDS = {
     "probe": ("groundplane.cli.probe", "Measure this machine and write its cluster file."),
@@ -92,6 +92,8 @@ def main() -> None:
         fail("interrupted", 130)
     except InvariantError as error:
         fail(f"this is a bug in Groundplane, please report it: {error}", 3)
+    except GroundplaneError as error:
+        fail(str(error), 1)
     except BrokenPipeError:
         sys.exit(1)
     except ImportError as error:

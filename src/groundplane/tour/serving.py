@@ -73,7 +73,10 @@ class Caller:
         begun_s = time.monotonic()
         stream = self._client.chat.completions.create(
             model=model,
-            messages=[{"role": "user", "content": prompt}],
+            messages=[
+                {"role": "system", "content": "You are a helpful assistant. Answer in English."},
+                {"role": "user", "content": prompt},
+            ],
             max_tokens=MAX_TOKENS,
             temperature=0.0,
             stream=True,
