@@ -41,6 +41,14 @@ CollectiveKind = Literal[
 KINDS: Final[tuple[str, ...]] = get_args(CollectiveKind)
 _TIER_SHARPNESS: Final = 4.0
 
+_RING_NET_HOP_S: Final = 8e-6
+_RING_CHIP_HOP_S: Final = 2.5e-6
+"""One step of a ring over the network and inside a domain: between NCCL's own figures for its LL128 (4.0 and
+1.9 us) and Simple protocols (14 and 3.4 us), `src/graph/tuning.cc`."""
+
+_PEER_S: Final = 5e-7
+"""Posting one message of an all-to-all; an assumption."""
+
 
 class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The two tiers of a cluster as collectives see them.
@@ -128,7 +136,8 @@ def collective_time_s(
         sent, share = _scaleout_bytes(links, kind, size, inside, domains, groups, experts)
         scaleout_s = outer.transfer_s(sent, domains, share)
         # Pieces flow through both tiers in a pipeline: the slower one shows, and the cards' latency.
-        latency_s = outer.latency_s(domains) + links.extra_latency_s * _rounds(kind, domains)
+        latency_s = outer.latency_s(domains) + _ring_latency_s(kind, inside, domains)
+        latency_s = latency_s + links.extra_latency_s * _rounds(kind, domains)
         across = latency_s + smooth_max(scaleup_s, scaleout_s, _TIER_SHARPNESS)
         total = np.where(domains > 1, across * outer.corrected(size), total)
     return np.asarray(np.where(inside * domains > 1, total, 0.0), dtype=np.float64)
@@ -215,6 +224,19 @@ def _torus_share(links: Links, inside: FloatArray) -> FloatArray | float:
     reach = np.cumprod(np.sort(np.asarray(links.torus, dtype=np.float64))[::-1])
     spanned = np.searchsorted(reach, np.minimum(inside, reach[-1])) + 1.0
     return np.asarray(spanned / len(links.torus), dtype=np.float64)
+
+
+def _ring_latency_s(kind: str, inside: FloatArray, domains: FloatArray) -> FloatArray:
+    """What a ring adds to the latency for every domain beyond the second: a message passes every rank.
+
+    All-reduce and broadcast go up and down trees instead; an all-to-all opens a message to every other rank.
+    """
+    more = np.maximum(domains - 2.0, 0.0)
+    if kind in ("all_gather", "reduce_scatter"):
+        return more * (_RING_NET_HOP_S + (inside - 1.0) * _RING_CHIP_HOP_S)
+    if kind == "all_to_all":
+        return more * inside * _PEER_S
+    return np.zeros_like(more)
 
 
 def _rounds(kind: str, domains: FloatArray) -> FloatArray:
