@@ -27,6 +27,7 @@ from groundplane.catalog import resolve_cluster, resolve_llm
 from groundplane.design.layout_space import LayoutSpace
 from groundplane.design.parallelism import MAX_BLOCK, search
 from groundplane.design.training_search import TrainingPricer
+from groundplane.perfmodel.memory_profile import memory_profile
 from groundplane.perfmodel.profiles import stack_profile, training_calibration
 from groundplane.perfmodel.strategy import RECOMPUTE
 from groundplane.perfmodel.training import TrainingJob
@@ -85,7 +86,9 @@ def speed() -> dict[str, Any]:
 def study(model: str, cluster: str, chips: int, batch: int, seq: int) -> tuple[LayoutSpace, TrainingPricer]:
     job = TrainingJob(resolve_llm(model), seq)
     space = LayoutSpace(job, chips, batch, {})
-    return space, TrainingPricer(job, resolve_cluster(cluster), stack_profile("megatron"))
+    return space, TrainingPricer(
+        job, resolve_cluster(cluster), stack_profile("megatron"), memory_profile("megatron")
+    )
 
 
 def rate(space: LayoutSpace, pricer: TrainingPricer) -> float:

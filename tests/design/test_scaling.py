@@ -8,12 +8,15 @@ import pytest
 
 from groundplane.catalog import cluster_sizes, resolve_cluster, resolve_llm
 from groundplane.design.scaling import Study, changed_clusters, model_flops, scaling_curve, what_ifs
+from groundplane.perfmodel.memory_profile import MemoryProfile
 from groundplane.perfmodel.profiles import StackProfile
 from groundplane.perfmodel.training import TrainingJob
 from groundplane.spec.errors import InputError
 
 JOB = TrainingJob(resolve_llm("llama-3.1-8b"), 4096)
-STUDY = Study(JOB, cluster_sizes("h100"), StackProfile("test"), schedules=("1f1b", "interleaved"))
+STUDY = Study(
+    JOB, cluster_sizes("h100"), StackProfile("test"), MemoryProfile("test"), schedules=("1f1b", "interleaved")
+)
 
 
 def test_strong_scaling_loses_and_weak_scaling_holds() -> None:
@@ -33,7 +36,9 @@ def test_strong_scaling_loses_and_weak_scaling_holds() -> None:
 
 def test_a_size_where_nothing_fits_is_said_and_not_compared_with() -> None:
     job = TrainingJob(resolve_llm("llama-3.1-70b"), 4096)
-    points = scaling_curve(Study(job, cluster_sizes("l40s"), StackProfile("test")), [4, 128], 128)
+    points = scaling_curve(
+        Study(job, cluster_sizes("l40s"), StackProfile("test"), MemoryProfile("test")), [4, 128], 128
+    )
     assert points[0].layout is None
     assert points[0].memory_bytes > 48 * 2**30
     assert points[1].layout is not None
@@ -79,6 +84,6 @@ def test_refusals() -> None:
     with pytest.raises(InputError, match="must fill whole servers"):
         scaling_curve(STUDY, [12], 12)
     with pytest.raises(InputError, match="unknown schedule"):
-        Study(JOB, cluster_sizes("h100"), StackProfile("test"), schedules=("gpipe",)).best(
-            resolve_cluster("h100x8"), 8, 8
-        )
+        Study(
+            JOB, cluster_sizes("h100"), StackProfile("test"), MemoryProfile("test"), schedules=("gpipe",)
+        ).best(resolve_cluster("h100x8"), 8, 8)

@@ -13,6 +13,7 @@ from groundplane.catalog import resolve_cluster, resolve_llm
 from groundplane.design.layout_space import LayoutSpace
 from groundplane.design.parallelism import search
 from groundplane.design.training_search import TrainingPricer
+from groundplane.perfmodel.memory_profile import MemoryProfile
 from groundplane.perfmodel.profiles import StackProfile
 from groundplane.perfmodel.training import TrainingJob
 
@@ -34,12 +35,14 @@ def _case(job: tuple[str, str, int, int, int], facts: dict[str, Any]) -> tuple[L
     model, cluster, chips, seq, batch = job
     training = TrainingJob(resolve_llm(model), seq)
     space = LayoutSpace(training, chips, batch, {})
-    return space, TrainingPricer(training, resolve_cluster(cluster), StackProfile("test", **facts))
+    return space, TrainingPricer(
+        training, resolve_cluster(cluster), StackProfile("test", **facts), MemoryProfile("test")
+    )
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from(JOBS), st.sampled_from(FACTS), st.integers(min_value=0, max_value=2**31))
-def test_no_layout_is_faster_than_the_bound_of_its_group(
+def test_no_layout_is_faster_or_smaller_than_the_bounds_of_its_group(
     job: tuple[str, str, int, int, int], facts: dict[str, Any], seed: int
 ) -> None:
     space, pricer = _case(job, facts)
@@ -48,9 +51,10 @@ def test_no_layout_is_faster_than_the_bound_of_its_group(
         np.random.default_rng(seed).choice(len(groups), size=min(40, len(groups)), replace=False)
     )
     layouts, own = space.expand(some)
-    bound = pricer.lower_bound_s(some)[own]
+    bound = pricer.least_step_s(some)[own]
     assert np.all(pricer.step_s(layouts) >= bound)
     assert np.all(bound > 0)
+    assert np.all(pricer.memory_bytes(layouts) >= pricer.least_memory_bytes(some)[own])
 
 
 @pytest.mark.parametrize("job", JOBS[:3])

@@ -53,6 +53,7 @@ def scaling_command(
     """
     from groundplane.catalog import cluster_sizes, resolve_llm
     from groundplane.design.scaling import Study, scaling_curve, what_ifs
+    from groundplane.perfmodel.memory_profile import memory_profile
     from groundplane.perfmodel.operators import Precision
     from groundplane.perfmodel.profiles import stack_profile
     from groundplane.perfmodel.strategy import parse_layout
@@ -67,6 +68,7 @@ def scaling_command(
         TrainingJob(spec, tokens, Precision(linear=precision)),
         cluster_sizes(cluster_name),
         stack_profile(stack),
+        memory_profile(stack),
         parse_layout(layout),
         tuple(part.strip() for part in schedules.split(",")),
     )

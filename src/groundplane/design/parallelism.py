@@ -1,9 +1,9 @@
 """Searches all layouts of a training job and keeps the best, without pricing what cannot be better.
 
-Every layout of the space is looked at. Two things let one go without its full price, and neither can drop a
+No layout of the space is left out. Two things let one go without its full price, and neither can drop a
 layout that belongs in the answer: it does not fit into memory; or a lower bound of its time is above the time
 of the last one kept, and some layout already priced is at least as fast as that bound and needs no more
-memory.
+memory. Both are asked of whole groups first, by lower bounds of time and of memory.
 
 Groups are looked at in ascending order of their bound, and ties are broken by that order, so that the answer
 does not depend on the number of threads.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final, Protocol
 
 import numpy as np
@@ -48,8 +47,12 @@ class LayoutPricer(Protocol):
         """Peak of the fullest rank."""
         ...
 
-    def lower_bound_s(self, groups: Layouts) -> FloatArray:
+    def least_step_s(self, groups: Layouts) -> FloatArray:
         """Seconds that a step takes at least in any layout of each group of `LayoutSpace.groups`."""
+        ...
+
+    def least_memory_bytes(self, groups: Layouts) -> FloatArray:
+        """Bytes that a rank needs at least in any layout of each group."""
         ...
 
     def step_s(self, layouts: Layouts) -> FloatArray:
@@ -76,11 +79,11 @@ class SearchResult:
     Attributes:
         best: the best layouts by the objective.
         front: the Pareto front of step time and memory, fastest first.
-        num_layouts: all that were looked at.
-        num_too_large: did not fit into memory.
-        num_bounded: let go by their lower bound.
+        num_layouts: all of the space.
+        num_too_large: were seen not to fit into memory.
+        num_bounded: let go by their bounds.
         num_priced: priced in full.
-        least_memory_bytes: what the smallest layout needs, also when nothing fits.
+        least_memory_bytes: what the smallest layout needs of those looked at (of all, when nothing fits).
         smallest: that layout, alone.
     """
 
@@ -122,21 +125,40 @@ def search(
         raise unknown_name("objective", objective, OBJECTIVES)
     groups = space.groups()
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
-        bounds = np.concatenate(list(pool.map(pricer.lower_bound_s, _cut(groups))))
-        order = np.argsort(bounds, kind="stable")
         state = _State(top, OBJECTIVES[objective], pricer, pool, max(1, workers))
-        chunks = _chunks(space, groups, bounds, order)
-        while wave := list(islice(chunks, max(1, workers))):
+        if prune:
+            queue = _Queue(
+                groups,
+                space.num_members(groups),
+                np.concatenate(list(pool.map(pricer.least_step_s, _cut(groups)))),
+                np.concatenate(list(pool.map(pricer.least_memory_bytes, _cut(groups)))),
+            )
+        else:
+            nothing = np.zeros(len(groups))
+            queue = _Queue(groups, space.num_members(groups), nothing, nothing)
+        state.num_layouts = int(queue.members.sum())
+        state.num_too_large = queue.drop_larger_than(pricer.memory_limit_bytes)
+        while True:
             # All of a wave see the same incumbents, so that what is priced does not depend on timing.
             limits = state.limits() if prune else None
+            wave = [part for _ in range(max(1, workers)) if (part := queue.next(limits)) is not None]
+            if not wave:
+                break
             for sieved in pool.map(lambda part, at=limits: _sieve(space, part, pricer, at), wave):
                 state.add(sieved)
         state.price_pending()
+    if prune and state.best is None:
+        # Nothing fits, and what comes nearest lies among what was let go: look at all of it.
+        return search(space, pricer, top=top, objective=objective, workers=workers, prune=False)
     return state.result()
 
 
-_Part = tuple[Layouts, FloatArray]
-"""Groups and their bounds."""
+@dataclass(frozen=True)
+class _Part:
+    """Groups and the least time of their layouts."""
+
+    groups: Layouts
+    least_s: FloatArray
 
 
 def _cut(groups: Layouts) -> Iterator[Layouts]:
@@ -144,21 +166,42 @@ def _cut(groups: Layouts) -> Iterator[Layouts]:
         yield groups.take(np.arange(start, min(start + MAX_BLOCK, len(groups))))
 
 
-def _chunks(
-    space: LayoutSpace, groups: Layouts, bounds: FloatArray, order: npt.NDArray[np.intp]
-) -> Iterator[_Part]:
-    """Groups in ascending order of their bound, so many that their layouts are about a block.
+class _Queue:
+    """Groups in ascending order of their least time, given out in parts whose layouts are about a block.
 
-    The first chunks are small: the sooner good layouts are priced, the more the bounds let go.
+    The first parts are small: the sooner good layouts are priced, the more the bounds let go.
     """
-    members = np.cumsum(space.num_members(groups)[order])
-    start, block = 0, FIRST_BLOCK
-    while start < len(order):
-        before = members[start - 1] if start else 0
-        end = max(start + 1, int(np.searchsorted(members, before + block, side="right")))
-        chosen = order[start:end]
-        yield groups.take(chosen), bounds[chosen]
-        start, block = end, min(2 * block, MAX_BLOCK)
+
+    def __init__(
+        self, groups: Layouts, members: npt.NDArray[np.intp], least_s: FloatArray, least_bytes: FloatArray
+    ) -> None:
+        order = np.argsort(least_s, kind="stable")
+        self.groups, self.order = groups, order
+        self.members, self.least_s, self.least_bytes = members, least_s, least_bytes
+        self.block = FIRST_BLOCK
+
+    def drop_larger_than(self, limit_bytes: float) -> int:
+        """Lets groups go in which nothing fits; says how many layouts those were."""
+        fits = self.least_bytes[self.order] <= limit_bytes
+        dropped = int(self.members[self.order[~fits]].sum())
+        self.order = self.order[fits]
+        return dropped
+
+    def next(self, limits: _Limits | None) -> _Part | None:
+        """The next groups that may matter, or None where there are no more."""
+        chosen: list[npt.NDArray[np.intp]] = []
+        size = 0
+        while len(self.order) and size < self.block:
+            ahead = np.cumsum(self.members[self.order[:MAX_BLOCK]])
+            count = max(1, int(np.searchsorted(ahead, self.block - size, side="right")))
+            head, self.order = self.order[:count], self.order[count:]
+            if limits is not None:
+                head = head[limits.may_matter(self.least_s[head], self.least_bytes[head])]
+            chosen.append(head)
+            size += int(self.members[head].sum())
+        self.block = min(2 * self.block, MAX_BLOCK)
+        index = np.concatenate(chosen) if chosen else np.zeros(0, dtype=np.intp)
+        return _Part(self.groups.take(index), self.least_s[index]) if len(index) else None
 
 
 @dataclass(frozen=True)
@@ -187,29 +230,25 @@ class _Sieved:
     """Layouts of some groups that may matter, not priced yet, and what became of the others."""
 
     layouts: Layouts
-    bound_s: FloatArray
     memory_bytes: FloatArray
-    num_layouts: int
     num_too_large: int
     smallest: Layouts
     least_memory_bytes: float
 
 
 def _sieve(space: LayoutSpace, part: _Part, pricer: LayoutPricer, limits: _Limits | None) -> _Sieved | None:
-    groups, group_bounds = part
-    layouts, own = space.expand(groups)
+    layouts, own = space.expand(part.groups)
     if not len(layouts):
         return None
     memory = pricer.memory_bytes(layouts)
     least = int(np.argmin(memory))
     fits = np.flatnonzero(memory <= pricer.memory_limit_bytes)
-    bound = group_bounds[own[fits]]
-    chosen = fits if limits is None else fits[limits.may_matter(bound, memory[fits])]
+    chosen = fits
+    if limits is not None:
+        chosen = fits[limits.may_matter(part.least_s[own[fits]], memory[fits])]
     return _Sieved(
         layouts.take(chosen),
-        group_bounds[own[chosen]],
         memory[chosen],
-        len(layouts),
         len(layouts) - len(fits),
         layouts.take(np.array([least])),
         float(memory[least]),
@@ -246,7 +285,6 @@ class _State:
         """Takes in what a sieve left over; prices when there is enough for a call to pay, or nothing yet."""
         if sieved is None:
             return
-        self.num_layouts += sieved.num_layouts
         self.num_too_large += sieved.num_too_large
         if sieved.least_memory_bytes < self.least_memory_bytes:
             self.least_memory_bytes, self.smallest = sieved.least_memory_bytes, sieved.smallest

@@ -16,6 +16,7 @@ import msgspec
 from groundplane.design.layout_space import LayoutSpace
 from groundplane.design.parallelism import SearchResult, search
 from groundplane.design.training_search import TrainingPricer
+from groundplane.perfmodel.memory_profile import MemoryProfile
 from groundplane.perfmodel.profiles import StackProfile
 from groundplane.perfmodel.strategy import RECOMPUTE, SCHEDULES, Layouts
 from groundplane.perfmodel.training import TrainingJob
@@ -63,7 +64,8 @@ class Study:
     Attributes:
         job: model, sequence length, precision.
         cluster_of: the cluster of so many chips.
-        profile: the software stack.
+        profile: how the software stack spends time.
+        memory: how it spends memory.
         fixed: parts of the layout that are given, as `LayoutSpace.fixed`.
         schedules: of the pipeline, those that may be used.
     """
@@ -71,8 +73,13 @@ class Study:
     job: TrainingJob
     cluster_of: Callable[[int], ClusterSpec]
     profile: StackProfile
+    memory: MemoryProfile
     fixed: dict[str, float] = field(default_factory=dict)
     schedules: tuple[str, ...] = SCHEDULES
+
+    def pricer(self, cluster: ClusterSpec) -> TrainingPricer:
+        """The prices of layouts on a cluster."""
+        return TrainingPricer(self.job, cluster, self.profile, self.memory)
 
     def best(
         self, cluster: ClusterSpec, num_chips: int, global_batch: int, fixed: dict[str, float] | None = None
@@ -80,7 +87,7 @@ class Study:
         """The best layout on a cluster, found by a search of its own."""
         given = self.fixed if fixed is None else fixed
         space = LayoutSpace(self.job, num_chips, global_batch, given, schedules=self.schedules)
-        return search(space, TrainingPricer(self.job, cluster, self.profile), top=1)
+        return search(space, self.pricer(cluster), top=1)
 
 
 def model_flops(job: TrainingJob, global_batch: int) -> float:
@@ -127,7 +134,7 @@ def what_ifs(study: Study, num_chips: int, global_batch: int, best: Layouts) -> 
     without oversubscription; and each way to recompute. `best` is the layout to compare with, alone.
     """
     cluster = study.cluster_of(num_chips)
-    before_s = float(TrainingPricer(study.job, cluster, study.profile).step_s(best)[0])
+    before_s = float(study.pricer(cluster).step_s(best)[0])
     cases = [(name, changed, study.fixed) for name, changed in changed_clusters(cluster)]
     if "recompute" not in study.fixed:
         now = int(best.recompute[0])
@@ -139,7 +146,7 @@ def what_ifs(study: Study, num_chips: int, global_batch: int, best: Layouts) -> 
     found = []
     for name, changed, fixed in cases:
         result = study.best(changed, num_chips, global_batch, fixed)
-        same_s = float(TrainingPricer(study.job, changed, study.profile).step_s(best)[0])
+        same_s = float(study.pricer(changed).step_s(best)[0])
         best_s = float(result.best.step_s[0]) if len(result.best) else float("inf")
         layout = result.best.layouts if len(result.best) else None
         found.append(WhatIf(name, same_s, best_s, before_s / best_s, layout))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from groundplane.perfmodel.evidence import FloatArray
-from groundplane.perfmodel.memory import rough_rank_bytes
+from groundplane.perfmodel.memory_profile import MemoryProfile
+from groundplane.perfmodel.memory_training import training_memory, usable_bytes
 from groundplane.perfmodel.profiles import StackProfile
 from groundplane.perfmodel.strategy import Layouts
 from groundplane.perfmodel.training import TrainingJob, price_training
 from groundplane.spec.cluster import ClusterSpec
-
-USABLE_MEMORY: Final = 0.95
-"""Share of a chip's memory that a rank may fill."""
 
 _BOUND_STAGES: Final = (
     "matmul",
@@ -30,23 +30,53 @@ negative, so these alone bound the step of every layout of a group from below.""
 
 
 class TrainingPricer:
-    """Prices layouts of one job on one cluster under one software stack (see `LayoutPricer`)."""
+    """Prices layouts of one job on one cluster under one software stack (see `LayoutPricer`).
 
-    def __init__(self, job: TrainingJob, cluster: ClusterSpec, profile: StackProfile) -> None:
-        self.job, self.cluster, self.profile = job, cluster, profile
+    Args:
+        job: what is trained.
+        cluster: where.
+        profile: how the stack spends time.
+        memory: how it spends memory.
+    """
+
+    def __init__(
+        self, job: TrainingJob, cluster: ClusterSpec, profile: StackProfile, memory: MemoryProfile
+    ) -> None:
+        self.job, self.cluster, self.profile, self.memory = job, cluster, profile, memory
 
     @property
     def memory_limit_bytes(self) -> float:
-        return USABLE_MEMORY * self.cluster.chip.memory_bytes
+        return usable_bytes(self.cluster.chip.memory_bytes, self.memory)
 
     def memory_bytes(self, layouts: Layouts) -> FloatArray:
-        return rough_rank_bytes(self.job.model, self.job.seq, layouts)
+        element = self.job.precision.activation_bytes
+        found = training_memory(self.job.model, self.job.seq, layouts, self.memory, activation_bytes=element)
+        return found.needed_bytes
 
     def step_s(self, layouts: Layouts) -> FloatArray:
         return price_training(self.job, self.cluster, layouts, self.profile).step_s
 
-    def lower_bound_s(self, groups: Layouts) -> FloatArray:
+    def least_step_s(self, groups: Layouts) -> FloatArray:
         stages = price_training(self.job, self.cluster, groups, self.profile).stages_s
         bound = np.sum([stages[name] for name in _BOUND_STAGES], axis=0)
         # Rounding in the sum of all stages may fall below the sum of some by a few units in the last place.
         return np.asarray(bound * (1.0 - 1e-12))
+
+    def least_memory_bytes(self, groups: Layouts) -> FloatArray:
+        # States fully sharded, no buffers to gather or reduce them in, and 1F1B, which holds least in flight.
+        lean = msgspec.structs.replace(
+            self.memory,
+            gathered_bytes=0.0,
+            pipeline_keeps_gathered=False,
+            bucket_bytes=0.0,
+            step_gather_bytes=0.0,
+        )
+        sharded = dataclasses.replace(
+            groups,
+            zero=np.full(len(groups), 3.0),
+            shard=groups.cp * groups.dp,
+            schedule=np.zeros(len(groups)),
+        )
+        element = self.job.precision.activation_bytes
+        found = training_memory(self.job.model, self.job.seq, sharded, lean, activation_bytes=element)
+        return np.asarray(found.needed_bytes * (1.0 - 1e-12))
