@@ -49,7 +49,12 @@ class MemoryProfile(Struct, frozen=True, forbid_unknown_fields=True):
         host_ahead_flops: work of a layer's forward pass on a rank that takes the chip as long as the host takes to
             launch it; only where there is more does the host run ahead and leave tensors waiting.
         base_bytes: held whatever the model: workspaces, rotary tables, and the context where the tool counts it.
-        unusable_bytes: of a chip's memory that tensors never get: context, communicators, unusable fragments.
+        unusable_bytes: of a chip's memory that a run cannot count on: context, communicators, fragments too small for
+            what comes next.
+        outside_bytes: of a chip's memory that the tool which reports does not see: context and communicators. A stack
+            never reports more than the rest.
+        ratio_p10, ratio_p90: 10th and 90th percentile of measured / predicted on runs that the fit had not seen.
+        num_points: runs behind them.
     """
 
     name: str
@@ -75,12 +80,23 @@ class MemoryProfile(Struct, frozen=True, forbid_unknown_fields=True):
     waiting_in_pipeline: float = 0.0
     host_ahead_flops: float = 0.0
     base_bytes: float = 1e9
-    unusable_bytes: float = 4e9
+    unusable_bytes: float = 6e9
+    outside_bytes: float = 2.5e9
     ratio_p10: float = 0.9
     ratio_p90: float = 1.1
+    num_points: int = 0
 
 
-FITTED = ("state_slack", "activation_slack", "working_layers", "logit_bytes", "base_bytes", "waiting_alone", "waiting_in_pipeline", "host_ahead_flops")
+FITTED = (
+    "state_slack",
+    "activation_slack",
+    "working_layers",
+    "logit_bytes",
+    "base_bytes",
+    "waiting_alone",
+    "waiting_in_pipeline",
+    "host_ahead_flops",
+)
 """The parameters that a fit may move (`unusable_bytes` is fitted to what ran out of memory); the rest are facts."""
 
 

@@ -266,7 +266,9 @@ class _StagePricer:
             kept = (layouts.pp > 1) & (layouts.num_micro > 1)
             weights = np.where(kept, profile.gathered_bytes * whole, weights)
             gradients = np.where(kept, profile.gradient_bytes * whole, gradients)
-        passing = np.where(layouts.zero >= 3, weights + gradients, np.where(layouts.zero == 2, gradients, 0.0))
+        passing = np.where(
+            layouts.zero >= 3, weights + gradients, np.where(layouts.zero == 2, gradients, 0.0)
+        )
         return np.where(self.shard > 1, passing, 0.0)
 
     def _buckets(self, parameters: FloatArray) -> FloatArray:
@@ -287,9 +289,12 @@ class _StagePricer:
         profile, held = self.profile, max(sum(stage.layers), 1)
         if not profile.waiting_alone and not profile.waiting_in_pipeline:
             return np.zeros(len(self.layouts))
-        dense = sum(count * layer.dense[self.own] for count, layer in zip(stage.layers, self.layers, strict=True))
+        dense = sum(
+            count * layer.dense[self.own] for count, layer in zip(stage.layers, self.layers, strict=True)
+        )
         work = 2.0 * np.asarray(dense) / held * self.tokens
-        ahead = work**HOST_SHARPNESS / (work**HOST_SHARPNESS + profile.host_ahead_flops**HOST_SHARPNESS)
+        slower = profile.host_ahead_flops / np.maximum(work, 1.0)
+        ahead = 1.0 / (1.0 + slower**HOST_SHARPNESS)
         piped = np.maximum(flying - 2.0, 0.0) + ahead * np.minimum(flying, 2.0)
         alone = self.layouts.pp == 1
         tensors = np.where(alone, profile.waiting_alone * ahead, profile.waiting_in_pipeline * piped)

@@ -29,10 +29,12 @@ FIT_COLUMNS: Final = (
 )  # fmt: skip
 RAN, RAN_OUT = "success", "oom"
 
-_RELEASES: Final = ((14_018_000, "nanotron-2024-12"), (14_097_148, "nanotron-2025-01"))
-"""The sweep ran on three releases one after another: job numbers below which the first and the second were in use. The
-third begins with the pipeline's fix that the training table marks as after_pp_fix."""
-_LAST_RELEASE: Final = "nanotron"
+_NANOTRON_RELEASES: Final = ((14_018_000, "nanotron-2024-12"), (14_097_148, "nanotron-2025-01"))
+"""The nanotron sweep ran on three releases one after another: job numbers below which the first and the second were in
+use. The third begins with the pipeline's fix that the table of training runs marks as after_pp_fix."""
+
+_BF16_DATE: Final = "02-28"
+"""From this day on the BLOOM sweep ran with gradients accumulated in float32."""
 
 _SETTLED: Final = ("recompute", "model shape", "precision")
 """What a run may leave open: recompute follows from what fits, a shape from the model's name."""
@@ -42,7 +44,7 @@ _SETTLED: Final = ("recompute", "model shape", "precision")
 class MemoryCase:
     """One run: what it was, what memory it took or that it ran out.
 
-    `layout` are fields of `Layouts`. `chip_bytes` is None where it does not matter; `measured_bytes` is None where the
+    `stack` names a memory profile, `layout` are fields of `Layouts`. `chip_bytes` is None where it does not matter; `measured_bytes` is None where the
     run ran out of memory. With `open_recompute` the run does not say what is recomputed: as little as fits.
     """
 
@@ -62,6 +64,10 @@ class MemoryCase:
         """Whether the run ran out of memory."""
         return self.measured_bytes is None
 
+    def with_layout(self, layout: dict[str, float]) -> MemoryCase:
+        """The case under another layout, with nothing left open."""
+        return dataclasses.replace(self, layout=tuple(layout.items()), open_recompute=False)
+
 
 def sweep_cases(rows: list[Row]) -> tuple[list[MemoryCase], list[Excluded]]:
     """Cases of a table with `FIT_COLUMNS`.
@@ -74,7 +80,9 @@ def sweep_cases(rows: list[Row]) -> tuple[list[MemoryCase], list[Excluded]]:
     for row in rows:
         status = row.text("status").lower()
         if status not in (RAN, RAN_OUT):
-            excluded.append(Excluded(row.line, f"status {row.text('status')!r}: neither ran nor ran out of memory"))
+            excluded.append(
+                Excluded(row.line, f"status {row.text('status')!r}: neither ran nor ran out of memory")
+            )
         elif status == RAN and row.number("mem_reserved_gb") is None:
             excluded.append(Excluded(row.line, "ran, but states no memory"))
         else:
@@ -110,9 +118,7 @@ def _sweep_case(row: Row, *, ran: bool) -> MemoryCase:
         "sequence_parallel": float(sizes["tp"] > 1),
     }
     source = row.text("source")
-    stack = stack_of(source, "ZeRO", "")
-    if stack.startswith("nanotron"):
-        stack = _release(row.text("job_id"))
+    stack = memory_profile(_release(stack_of(source, "ZeRO", ""), f"job {row.text('job_id')}")).name
     return MemoryCase(
         row=row.line,
         source=source,
@@ -148,10 +154,15 @@ def _llama_of(
     return LlmSpec("llama", "published run", hidden, vocab, (layer,) * layers, tied_embeddings=tied)
 
 
-def _release(job: str) -> str:
-    if not job.isdigit():
-        return _LAST_RELEASE
-    return next((name for last, name in _RELEASES if int(job) < last), _LAST_RELEASE)
+def _release(stack: str, notes: str) -> str:
+    """The release of a stack that a run used, by its job number or date: what it kept in memory differs."""
+    job = re.search(r"\bjob (\d+)", notes)
+    if stack == "nanotron" and job:
+        return next((name for last, name in _NANOTRON_RELEASES if int(job[1]) < last), stack)
+    date = re.search(r"\brun date (\d\d-\d\d)", notes)
+    if stack == "megatron-deepspeed-zero" and date and date[1] >= _BF16_DATE:
+        return "megatron-deepspeed-bf16"
+    return stack
 
 
 def _training_case(run: Run) -> MemoryCase | Excluded:
@@ -161,11 +172,7 @@ def _training_case(run: Run) -> MemoryCase | Excluded:
         return case
     if any(name not in _SETTLED for name in case.open_fields):
         return Excluded(run.row, f"leaves open: {', '.join(case.open_fields)}")
-    stack = case.stack
-    job = re.search(r"\bjob (\d+)", run.shared["notes"])
-    if stack == _LAST_RELEASE and job:
-        stack = _release(job[1])
-    profile = memory_profile(stack)
+    profile = memory_profile(_release(case.stack, run.shared["notes"]))
     layout = _split_for_pipeline(case.layouts[0])
     if not run.shared["fsdp_or_zero"] and profile.shards_optimizer:
         layout = layout | {"zero": 1.0}
@@ -174,7 +181,7 @@ def _training_case(run: Run) -> MemoryCase | Excluded:
     return MemoryCase(
         row=run.row,
         source=case.source,
-        stack=stack,
+        stack=profile.name,
         model=case.model,
         seq=case.seq,
         layout=tuple(layout.items()),
@@ -191,13 +198,3 @@ def _split_for_pipeline(layout: dict[str, float]) -> dict[str, float]:
     if pp > 1 and num_micro == 1 and layout["micro_batch"] % pp == 0:
         return layout | {"micro_batch": layout["micro_batch"] / pp, "num_micro": pp}
     return layout
-
-
-def layout_of_rows(cases: list[MemoryCase]) -> dict[str, list[float]]:
-    """Columns of `Layouts.of` for some cases."""
-    names = sorted({name for case in cases for name, _ in case.layout})
-    zeros = ("zero", "sequence_parallel", "recompute", "recompute_share", "schedule")
-    rows = [dict(case.layout) for case in cases]
-    return {name: [row.get(name, 0.0 if name in zeros else 1.0) for row in rows] for name in names}
-
-
