@@ -114,7 +114,7 @@ class JobWatch:
             steps = self._steps()
             self._peak_bytes = max(
                 self._peak_bytes,
-                watch.peak_memory_bytes(watch.rank_pids(self._platform.state, self._job_id)),
+                watch.resident_bytes(watch.rank_pids(self._platform.state, self._job_id)),
             )
             if is_met(steps, job):
                 return job

@@ -39,15 +39,15 @@ def rank_pids(state: Path, job_id: str) -> list[int]:
     return [pid for line in lines if line.get("what") == "started" for pid in line["pids"]]
 
 
-def peak_memory_bytes(pids: Iterable[int]) -> int:
-    """Largest peak resident set among processes that are alive; 0 when none is."""
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Largest resident set among processes that are alive; 0 when none is."""
     peak = 0
     for pid in pids:
         try:
             status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         except OSError:
             continue
-        match = re.search(r"VmHWM:\s+(\d+) kB", status)
+        match = re.search(r"VmRSS:\s+(\d+) kB", status)
         peak = max(peak, int(match[1]) * 1024 if match else 0)
     return peak
 
