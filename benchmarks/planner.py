@@ -87,7 +87,7 @@ def study(model: str, cluster: str, chips: int, batch: int, seq: int) -> tuple[L
     job = TrainingJob(resolve_llm(model), seq)
     space = LayoutSpace(job, chips, batch, {})
     return space, TrainingPricer(
-        job, resolve_cluster(cluster), stack_profile("megatron"), memory_profile("megatron")
+        job, resolve_cluster(cluster), stack_profile("megatron-core"), memory_profile("megatron-core")
     )
 
 
