@@ -51,7 +51,7 @@ def test_model_flops_by_hand() -> None:
 
 
 def test_nothing_better_makes_the_best_layout_worse() -> None:
-    best = STUDY.best(STUDY.cluster_of(64), 64, 256).best
+    best = STUDY.search(STUDY.cluster_of(64), 256).best
     found = what_ifs(STUDY, 64, 256, best.layouts)
     names = {item.name for item in found}
     assert {"network cards twice as fast", "twice the memory", "recompute full"} <= names
@@ -86,4 +86,4 @@ def test_refusals() -> None:
     with pytest.raises(InputError, match="unknown schedule"):
         Study(
             JOB, cluster_sizes("h100"), StackProfile("test"), MemoryProfile("test"), schedules=("gpipe",)
-        ).best(resolve_cluster("h100x8"), 8, 8)
+        ).search(resolve_cluster("h100x8"), 8)

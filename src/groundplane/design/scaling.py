@@ -81,13 +81,19 @@ class Study:
         """The prices of layouts on a cluster."""
         return TrainingPricer(self.job, cluster, self.profile, self.memory)
 
-    def best(
-        self, cluster: ClusterSpec, num_chips: int, global_batch: int, fixed: dict[str, float] | None = None
+    def search(
+        self,
+        cluster: ClusterSpec,
+        global_batch: int,
+        *,
+        fixed: dict[str, float] | None = None,
+        top: int = 1,
+        objective: str = "step",
     ) -> SearchResult:
-        """The best layout on a cluster, found by a search of its own."""
+        """The best layouts on all chips of a cluster; `fixed` in place of the study's own."""
         given = self.fixed if fixed is None else fixed
-        space = LayoutSpace(self.job, num_chips, global_batch, given, schedules=self.schedules)
-        return search(space, self.pricer(cluster), top=1)
+        space = LayoutSpace(self.job, cluster.num_chips, global_batch, given, schedules=self.schedules)
+        return search(space, self.pricer(cluster), top=top, objective=objective)
 
 
 def model_flops(job: TrainingJob, global_batch: int) -> float:
@@ -123,7 +129,7 @@ def scaling_curve(
                 raise InputError(rule, field="global batch", value=global_batch)
             batch = global_batch * size // sizes[0]
         cluster = study.cluster_of(size)
-        points.append(_point(study.job, cluster, batch, study.best(cluster, size, batch), points))
+        points.append(_point(study.job, cluster, batch, study.search(cluster, batch), points))
     return points
 
 
@@ -145,7 +151,7 @@ def what_ifs(study: Study, num_chips: int, global_batch: int, best: Layouts) -> 
         ]
     found = []
     for name, changed, fixed in cases:
-        result = study.best(changed, num_chips, global_batch, fixed)
+        result = study.search(changed, global_batch, fixed=fixed)
         same_s = float(study.pricer(changed).step_s(best)[0])
         best_s = float(result.best.step_s[0]) if len(result.best) else float("inf")
         layout = result.best.layouts if len(result.best) else None
