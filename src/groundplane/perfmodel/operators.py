@@ -25,6 +25,9 @@ SCALED_FORMATS: Final = ("fp8", "fp8_block", "fp4")
 """Formats whose operands are cast from bf16 before each product."""
 
 
+_SOFTMAX_GROUP: Final = 4
+
+
 class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Number formats of a run: of linear layers, of attention and the head, and bytes of one activation element."""
 
@@ -39,7 +42,7 @@ class Pass:
 
     `hidden` is one more read or write of the hidden state in each layer, which a stack may do several times;
     `operators` counts what the host launches. Communication is all of it, none hidden: `tensor` and `expert` are
-    what a layer waits for, `beside` can run beside weight gradients, `context` beside attention.
+    what a layer waits for, `hops` counts the ranks that tensor collectives go past, `beside` can run beside weight gradients, `context` beside attention.
     """
 
     matmul: FloatArray
@@ -48,6 +51,7 @@ class Pass:
     hidden: FloatArray
     operators: FloatArray
     tensor: FloatArray
+    hops: FloatArray
     beside: FloatArray
     context: FloatArray
     expert: FloatArray
@@ -110,6 +114,8 @@ class LayerPricer:
         self._rate = memory.memory_bytes_per_s * memory.efficiency
         split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
         self._hidden_bytes = self.tokens * model.hidden * precision.activation_bytes / split
+        several = layouts.num_chips > links.chips_per_domain
+        self._hops_everywhere = several & profile.slow_gathers
         self._tensor_inside = np.minimum(layouts.tp, float(links.chips_per_domain))
 
     def forward(self, layer: LayerSpec) -> Pass:
@@ -147,7 +153,7 @@ class LayerPricer:
         vocab = np.ceil(self.model.vocab / self.layouts.tp)
         head = _Linear(vocab, one * self.model.hidden, self.tokens, one)
         logits = self.tokens * vocab * 4.0
-        for result, passes in ((forward, (1.5, 5.0)), (backward, (1.0, 2.5))):
+        for result, passes in ((forward, (1.5, 9.0)), (backward, (1.0, 6.5))):
             self._add_linears(result, [head], backward=result is backward, dtype=self.precision.other)
             self._stream(
                 result, logits * passes[0 if self.profile.fused_loss else 1] + 4 * self._hidden_bytes
@@ -294,6 +300,12 @@ class LayerPricer:
         scores = count * queries * self.seq
         self._stream(result, scores * (11.0 if backward else 9.0))
         result.operators += 3.0
+        # Megatron's fused softmax works on four score matrices at a time; else it is scale, mask, cast and softmax.
+        alone = count % _SOFTMAX_GROUP != 0
+        apart = Pass.nothing(len(layouts))
+        self._stream(apart, scores * 16.0)
+        result.memory_bound += np.where(alone, apart.memory_bound, 0.0)
+        result.operators += np.where(alone, 6.0 if not backward else 3.0, 0.0)
 
     def _add_context(self, result: Pass, attention: AttentionSpec, *, backward: bool) -> None:
         """Keys and values go round the ring; backward brings their gradients too."""
@@ -391,7 +403,11 @@ class LayerPricer:
             again = blocks * gather * (self.layouts.sequence_parallel > 0)
             result.beside += np.where(self.layouts.tp > 1, again, 0.0)
         result.tensor += np.where(self.layouts.tp > 1, seconds, 0.0)
-        result.operators += np.where(self.layouts.tp > 1, 2.0 * blocks, 0.0)
+        split = self.layouts.sequence_parallel > 0
+        collectives = blocks * np.where(split, 3.0 if backward else 2.0, 1.0)
+        apart = self.layouts.tp > self.links.chips_per_domain
+        result.hops += np.where(apart | self._hops_everywhere, collectives * (self.layouts.tp - 1.0), 0.0)
+        result.operators += np.where(self.layouts.tp > 1, blocks, 0.0)
 
     def _tensor_s(self, kind: CollectiveKind, size: FloatArray) -> FloatArray:
         domains = np.ceil(self.layouts.tp / self._tensor_inside)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 from importlib import resources
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from groundplane.perfmodel.evidence import Evidence
 from groundplane.spec.errors import unknown_name
 
 
@@ -28,6 +28,7 @@ class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
         balances_stages: embedding and head count as work when layers are dealt to pipeline stages.
         gradient_bytes: of one gradient element, as reduced.
         gathers_in_fp32: sharded weights travel as float32.
+        slow_gathers: in jobs over several nodes `hop_s` is paid by tensor groups within a node too.
         ties_tensor_backward: tensor-parallel reductions of the backward pass run beside weight gradients.
 
     Fitted (see `FITTED`):
@@ -37,6 +38,8 @@ class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
         hidden_passes: reads or writes of the hidden state per layer and pass beyond those of fused kernels.
         host_s_per_operator: host time to launch one operator of the forward pass.
         step_overhead_s: what a step costs once: batch, loss to the host, logging, optimizer's bookkeeping.
+        stall_s: seconds that each micro-batch stands still whatever its size (synchronisation, collection of garbage).
+        hop_s: what each rank of a tensor group that spans nodes adds to a collective beyond its benchmark.
         link_share: share of the benchmarked speed of collectives that is reached beside computing.
         exposed_share: share of overlapped communication that shows all the same, as compute slowed by it.
         optimizer_passes: reads or writes of a float32 word per parameter of the rank in an optimizer step.
@@ -51,11 +54,14 @@ class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
     gradient_bytes: float = 4.0
     gathers_in_fp32: bool = False
     ties_tensor_backward: bool = False
+    slow_gathers: bool = False
     sustained: float = 0.93
     small_share: float = 0.9
     hidden_passes: float = 2.0
     host_s_per_operator: float = 8e-6
     step_overhead_s: float = 5e-3
+    stall_s: float = 1e-3
+    hop_s: float = 1e-5
     link_share: float = 0.85
     exposed_share: float = 0.2
     optimizer_passes: float = 10.0
@@ -67,6 +73,8 @@ FITTED = (
     "hidden_passes",
     "host_s_per_operator",
     "step_overhead_s",
+    "stall_s",
+    "hop_s",
     "link_share",
     "exposed_share",
     "optimizer_passes",
@@ -77,13 +85,39 @@ FACTS = tuple(name for name in StackProfile.__struct_fields__ if name not in (*F
 """What a stack does, whatever its numbers."""
 
 
+class TrainingCalibration(Struct, frozen=True, forbid_unknown_fields=True):
+    """The calibration file of training.
+
+    Attributes:
+        source: what it was fitted to.
+        profiles: one a stack.
+        spreads: residuals on folds that the fit had not seen, by stack; "STACK, inferred" for runs that leave
+            something open, "any" and "any, inferred" for stacks with too few runs.
+        without_source: the profile of its stack fitted without a source, by source.
+        null_efficiency: of the null model.
+    """
+
+    source: str
+    profiles: tuple[StackProfile, ...]
+    spreads: dict[str, Evidence]
+    without_source: dict[str, StackProfile]
+    null_efficiency: float
+
+    def by_name(self) -> dict[str, StackProfile]:
+        """Profiles by name."""
+        return {profile.name: profile for profile in self.profiles}
+
+    def spread_of(self, stack: str, *, complete: bool = True) -> Evidence:
+        """The residuals that stand for a prediction of a stack."""
+        suffix = "" if complete else ", inferred"
+        return self.spreads.get(stack + suffix) or self.spreads["any" + suffix]
+
+
 @functools.cache
-def shipped_profiles() -> dict[str, StackProfile]:
-    """Profiles by name, as fitted."""
+def training_calibration() -> TrainingCalibration:
+    """The shipped calibration."""
     text = resources.files("groundplane.catalog").joinpath("calibration", "training.json").read_bytes()
-    data: dict[str, Any] = msgspec.json.decode(text)
-    profiles = msgspec.convert(data["profiles"], list[StackProfile])
-    return {profile.name: profile for profile in profiles}
+    return msgspec.json.decode(text, type=TrainingCalibration)
 
 
 def stack_profile(name: str) -> StackProfile:
@@ -92,7 +126,7 @@ def stack_profile(name: str) -> StackProfile:
     Raises:
         InputError: unknown name.
     """
-    profiles = shipped_profiles()
+    profiles = training_calibration().by_name()
     if name not in profiles:
         raise unknown_name("software stack", name, profiles)
     return profiles[name]

@@ -19,6 +19,8 @@ from groundplane.catalog.resolve import model_names, resolve_llm, resolve_server
 from groundplane.catalog.store import Catalog
 from groundplane.perfmodel.operators import Precision
 from groundplane.perfmodel.sources import stack_of
+from groundplane.perfmodel.validation import table
+from groundplane.perfmodel.validation.report import Excluded
 from groundplane.spec.cluster import ClusterSpec
 from groundplane.spec.errors import InputError
 from groundplane.spec.llm import AttentionSpec, LayerSpec, LlmSpec, MlpSpec, NormSpec
@@ -39,16 +41,9 @@ PADDED_VOCAB: Final = 51200
 """Vocabulary of GPT-2's tokenizer as Megatron pads it, for GPT runs that do not state theirs."""
 
 
-class Excluded(msgspec.Struct, frozen=True):
-    """A row that is not compared, and why."""
-
-    row: int
-    reason: str
-
-
 @dataclass
 class Run:
-    """All rows of one run: shared columns, metrics by name, number of its first row (1 = first after the header)."""
+    """All rows of one run: shared columns, metrics by name, line of its first row."""
 
     row: int
     shared: dict[str, str]
@@ -84,27 +79,18 @@ class Case:
         return not self.open_fields
 
 
-def runs_of(rows: Sequence[Row]) -> list[Run]:
+def runs_of(rows: Sequence[table.Row]) -> list[Run]:
     """Rows put together to runs: rows that agree in all but metric and value.
 
     Raises:
-        InputError: a missing column or a value that is no number, with the row.
+        InputError: a value that is no positive number, with its line.
     """
     found: dict[tuple[str, ...], Run] = {}
-    for number, row in enumerate(rows, start=1):
-        missing = [name for name in COLUMNS if name not in row]
-        if missing:
-            raise InputError(f"must have the columns of a table of training runs; missing: {', '.join(missing)}")
-        key = tuple(row[name] or "" for name in COLUMNS if name not in ("metric", "value"))
-        run = found.get(key)
-        if run is None:
-            shared = {name: row[name] or "" for name in COLUMNS if name not in ("metric", "value")}
-            run = found[key] = Run(number, shared)
-        try:
-            run.metrics[row["metric"]] = float(row["value"])
-        except ValueError:
-            raise InputError("must be a number", field=f"row {number}: value", value=row["value"]) from None
-        run.rows.append(number)
+    for row in rows:
+        shared = {name: row.text(name) for name in COLUMNS if name not in ("metric", "value")}
+        run = found.setdefault(tuple(shared.values()), Run(row.line, shared))
+        run.metrics[row.text("metric")] = row.positive("value")
+        run.rows.append(row.line)
     return list(found.values())
 
 
@@ -132,7 +118,7 @@ def _case(run: Run) -> Case:
     opened: list[str] = []
     model = _model(shared, opened)
     cluster = _cluster(shared, num_chips)
-    stack = stack_of(shared["source"], shared["fsdp_or_zero"], shared["chip"])
+    stack = stack_of(shared["source"], shared["fsdp_or_zero"], shared["chip"], shared["notes"])
     precision = _precision(shared["precision"], opened)
     fixed = _fixed_layout(shared, num_chips, opened)
     batch = _batch(shared, fixed, num_chips)
@@ -279,7 +265,9 @@ def _cluster_of(server_name: str, num_chips: int, node_bytes_per_s: float | None
     nics = cluster.server.nics
     cards = msgspec.structs.replace(nics, rate_bytes_per_s=node_bytes_per_s / nics.count)
     name = f"{cluster.name}-{node_bytes_per_s:.3g}"
-    return msgspec.structs.replace(cluster, name=name, server=msgspec.structs.replace(cluster.server, nics=cards))
+    return msgspec.structs.replace(
+        cluster, name=name, server=msgspec.structs.replace(cluster.server, nics=cards)
+    )
 
 
 def _node_bytes_per_s(notes: str) -> float | None:

@@ -19,8 +19,21 @@ _BY_SOURCE: Final = (
 )
 
 
-def stack_of(source: str, sharding: str, chip: str) -> str:
+_STALLING_JOBS: Final = range(13_800_000, 14_050_000)
+"""Jobs of the nanotron sweep in which every micro-batch stood still for more than a second, whatever was run: a fault
+of that installation in those weeks, which earlier and later jobs do not show."""
+
+_LATE_JOBS: Final = range(14_050_000, 15_000_000)
+"""Later jobs of it: gathers over tensor ranks cost a third of a millisecond a rank once a job spans nodes."""
+
+
+def stack_of(source: str, sharding: str, chip: str, notes: str = "") -> str:
     """Name of the stack profile for a published run."""
+    job = re.search(r"\bjob (\d+)", notes)
+    if job and "nanotron" in source:
+        if int(job[1]) in _STALLING_JOBS:
+            return "nanotron-stalling"
+        return "nanotron-late" if int(job[1]) in _LATE_JOBS else "nanotron"
     for pattern, stack in _BY_SOURCE:
         if re.search(pattern, source, re.IGNORECASE):
             return stack

@@ -23,7 +23,7 @@ from groundplane.perfmodel.strategy import Layouts
 from groundplane.spec.cluster import ClusterSpec
 from groundplane.spec.llm import LayerSpec, LlmSpec
 
-HOST_SHARPNESS = 6.0
+HOST_SHARPNESS = 3.0
 """How abruptly the slower of host and chip sets the pace of a pass."""
 
 
@@ -43,7 +43,18 @@ class TrainingPrices:
     stages_s: dict[str, FloatArray]
 
 
-_LAYER_FIELDS = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "recompute", "recompute_share")
+_LAYER_FIELDS = (
+    "tp",
+    "cp",
+    "pp",
+    "dp",
+    "ep",
+    "etp",
+    "micro_batch",
+    "sequence_parallel",
+    "recompute",
+    "recompute_share",
+)
 
 
 def price_training(
@@ -93,7 +104,7 @@ class StepModel:
         words = self._exchange.optimizer_words
         rate = self._memory_bytes_per_s * profile.small_share
         stages["optimizer"] = words * 4.0 * profile.optimizer_passes / rate
-        stages["launch"] += profile.step_overhead_s
+        stages["launch"] += profile.step_overhead_s + profile.stall_s * layouts.num_micro
         step_s = np.sum([stages[name] for name in STAGES], axis=0)
         return TrainingPrices(np.asarray(step_s), stages)
 
@@ -190,6 +201,7 @@ def spent(part: Pass, profile: StackProfile, *, backward: bool) -> FloatArray:
         tensor = shown(tensor, matmul * 0.5, profile) + shown(beside, matmul * 0.25, profile)
     else:
         tensor = tensor + beside
+    tensor = tensor + part.hops * profile.hop_s
     context = shown(part.context / profile.link_share, attention, profile)
     expert = part.expert / profile.link_share
     host = part.operators * profile.host_s_per_operator

@@ -1,0 +1,144 @@
+"""Fits the numbers of each software stack's profile to published training runs.
+
+    python calibration/fit_training.py
+
+Facts of a stack stand in FACTS below. Residuals are those of runs that the fit had not seen (5 folds, runs of one
+model on as many equal chips together); each source is also left out whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import common
+import msgspec
+import numpy as np
+
+from groundplane.perfmodel.case_prices import CasePricer
+from groundplane.perfmodel.evidence import Evidence
+from groundplane.perfmodel.null_model import fit_null
+from groundplane.perfmodel.profiles import FITTED, StackProfile
+from groundplane.perfmodel.published import COLUMNS, Case, runs_of
+from groundplane.perfmodel.training_fit import fit_profile, unseen_ratios
+from groundplane.perfmodel.validation.table import read_table
+from groundplane.perfmodel.validation.training import cases_of
+
+FILES = ("training_measured.csv", "training_measured_vtrain_single.csv", "training_measured_nanotron.csv")
+LEAST_FOR_A_SPREAD = 12
+
+FACTS = (
+    StackProfile("megatron-core", fused_loss=True, ties_tensor_backward=True),
+    StackProfile(
+        "megatron-lm", fused_attention=False, overlaps_backward=False, gathers_ahead=False, gradient_bytes=2.0
+    ),
+    StackProfile(
+        "megatron-deepspeed",
+        fused_attention=False,
+        overlaps_backward=False,
+        gathers_ahead=False,
+        gradient_bytes=2.0,
+    ),
+    StackProfile(
+        "megatron-deepspeed-zero",
+        fused_attention=False,
+        overlaps_backward=False,
+        gathers_ahead=False,
+        gradient_bytes=2.0,
+    ),
+    StackProfile("megascale", ties_tensor_backward=True),
+    StackProfile("llm-foundry", gradient_bytes=2.0),
+    StackProfile("torchtitan"),
+    StackProfile("internevo", gradient_bytes=2.0),
+    StackProfile("nanotron", balances_stages=True, overlaps_backward=False, gathers_ahead=False),
+    StackProfile("maxtext"),
+)
+"""What each stack does; numbers here are where its fit begins."""
+
+
+def main() -> None:
+    cases, used = read_cases()
+    profiles, spreads, without = [], {}, {}
+    every: dict[str, list[float]] = {"": [], ", inferred": []}
+    for facts in FACTS:
+        own = [case for case in cases if case.stack == facts.name]
+        profile = fit(own, facts)
+        profiles.append(profile)
+        ratios = unseen_ratios(own, facts)
+        for suffix, complete in (("", True), (", inferred", False)):
+            mine = [r for r, case in zip(ratios.tolist(), own, strict=True) if case.complete == complete]
+            every[suffix] += mine
+            if len(mine) >= LEAST_FOR_A_SPREAD:
+                spreads[facts.name + suffix] = evidence(mine, facts.name)
+        for source in dict.fromkeys(case.source for case in own):
+            rest = [case for case in own if case.source != source]
+            without[source] = fit(rest, facts) if rest else facts
+        report(profile, own, ratios)
+    for suffix, ratios_of_all in every.items():
+        spreads["any" + suffix] = evidence(ratios_of_all, "all stacks")
+    write(cases, used, profiles, spreads, without)
+
+
+def read_cases() -> tuple[list[Case], dict[str, int]]:
+    """All runs that can be priced, and how many rows of each file they are."""
+    cases: list[Case] = []
+    used: dict[str, int] = {}
+    for name in FILES:
+        rows = read_table(common.measured_folder() / name, COLUMNS)
+        found, excluded = cases_of(runs_of(rows))
+        cases += found
+        used[name] = len(rows) - len(excluded)
+    return cases, used
+
+
+def fit(cases: Sequence[Case], start: StackProfile) -> StackProfile:
+    measured = np.array([case.measured_s for case in cases])
+    fitted = fit_profile(CasePricer(cases), measured, start)
+    return msgspec.structs.replace(fitted, **{name: float(f"{getattr(fitted, name):.4g}") for name in FITTED})
+
+
+def evidence(ratios: Sequence[float], what: str) -> Evidence:
+    low, middle, high = np.quantile(np.array(ratios), [0.1, 0.5, 0.9])
+    grade: Any = "measured"
+    return Evidence(grade, float(low), float(middle), float(high), len(ratios), f"unseen folds of {what}")
+
+
+def report(profile: StackProfile, cases: Sequence[Case], ratios: np.ndarray) -> None:
+    numbers = {name: getattr(profile, name) for name in FITTED}
+    sys.stdout.write(f"\n{profile.name}: {numbers}\n")
+    predicted = CasePricer(cases).step_s({profile.name: profile})
+    for source in dict.fromkeys(case.source for case in cases):
+        mine = np.array([case.source == source for case in cases])
+        measured = np.array([case.measured_s for case in cases])[mine]
+        seen = common.error_line(measured / predicted[mine])
+        unseen = common.error_line(ratios[mine])
+        sys.stdout.write(f"  {source[:60]:60} n {mine.sum():4} fitted {seen} unseen {unseen}\n")
+    sys.stdout.flush()
+
+
+def write(
+    cases: Sequence[Case],
+    used: dict[str, int],
+    profiles: list[StackProfile],
+    spreads: dict[str, Evidence],
+    without: dict[str, StackProfile],
+) -> None:
+    data = {
+        "source": "published training runs, see calibration/manifest/training.json",
+        "profiles": msgspec.to_builtins(profiles),
+        "spreads": {name: common.rounded(one) for name, one in spreads.items()},
+        "without_source": msgspec.to_builtins(without),
+        "null_efficiency": round(fit_null([case for case in cases if case.complete]), 4),
+    }
+    common.write_json(common.CALIBRATION / "training.json", data)
+    common.write_manifest(
+        "training", "calibration/fit_training.py", used, ["src/groundplane/catalog/calibration/training.json"]
+    )
+
+
+if __name__ == "__main__":
+    main()

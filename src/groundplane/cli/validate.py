@@ -1,0 +1,111 @@
+"""`groundplane validate`: compare predictions with published measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from groundplane.perfmodel.validation.report import Errors, Report
+
+DATA_OPTION = click.option(
+    "--data", type=click.Path(path_type=Path), help="CSV file of measurements; without it, the cited points."
+)
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.group()
+def validate_command() -> None:
+    """Compare predictions with published measurements: errors by source, and whether intervals hold."""
+
+
+@validate_command.command("training", epilog="Example: groundplane validate training --data runs.csv --json")
+@DATA_OPTION
+@JSON_OPTION
+def training(data: Path | None, as_json: bool) -> None:
+    """Step times of training runs, by source; a null model and leave-one-source-out beside."""
+    import msgspec
+
+    from groundplane.perfmodel.validation.training import validate_training
+
+    found = validate_training(data)
+    if as_json:
+        beside = {
+            "leave_one_source_out": msgspec.to_builtins(found.left_out),
+            "null_model": msgspec.to_builtins({"pooled": found.null_pooled, "inferred": found.null_inferred}),
+            "profile_parameters": found.parameters,
+        }
+        click.echo(json.dumps(as_plain(found.report) | beside, indent=1))
+        return
+    show(found.report)
+    click.echo("\nThe null model (one fitted efficiency x 1F1B bubble) on the same rows:")
+    show_errors([found.null_pooled, found.null_inferred])
+    click.echo("\nEach source under a profile fitted without it:")
+    show_errors(found.left_out)
+    counts = ", ".join(f"{name} {count}" for name, count in found.parameters.items())
+    click.echo(f"\nFitted numbers of each stack profile: {counts}")
+
+
+@validate_command.command("kernels", epilog="Example: groundplane validate kernels --data gemms.csv")
+@DATA_OPTION
+@JSON_OPTION
+def kernels(data: Path | None, as_json: bool) -> None:
+    """Times of matrix products or of attention (which one, the file's columns say)."""
+    from groundplane.perfmodel.validation.kernels import validate_kernels
+
+    output(validate_kernels(data), as_json)
+
+
+@validate_command.command("network", epilog="Example: groundplane validate network --data nccl.csv --json")
+@DATA_OPTION
+@JSON_OPTION
+def network(data: Path | None, as_json: bool) -> None:
+    """Times of collectives, large (1 MB and more) and small messages apart."""
+    from groundplane.perfmodel.validation.network import validate_network
+
+    output(validate_network(data), as_json)
+
+
+def output(report: Any, as_json: bool) -> None:
+    """A report for programs or for people."""
+    if as_json:
+        click.echo(json.dumps(as_plain(report), indent=1))
+    else:
+        show(report)
+
+
+def as_plain(report: Any) -> dict[str, Any]:
+    """A report as plain data."""
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(report)
+    return plain
+
+
+def show(report: Report) -> None:
+    """A report as a table: sources, all complete rows, inferred rows, and what was left out by reason."""
+    show_errors([*report.sources, *report.small_sources])
+    click.echo()
+    show_errors([report.pooled, report.inferred])
+    reasons: dict[str, list[int]] = {}
+    for one in report.excluded:
+        reasons.setdefault(one.reason, []).append(one.row)
+    if reasons:
+        click.echo(f"\nNot compared, {len(report.excluded)} rows:")
+    for reason, rows in sorted(reasons.items(), key=lambda pair: -len(pair[1])):
+        shown = ", ".join(str(row) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
+        click.echo(f"  {len(rows):4}  {reason} (rows {shown})")
+
+
+def show_errors(errors: Iterable[Errors]) -> None:
+    """One line a group: errors in per cent of the measurement."""
+    click.echo(f"{'source':<62}{'n':>5}{'median':>8}{'mean':>8}{'p90':>8}{'bias':>8}{'inside':>8}")
+    for one in errors:
+        figures = (one.median_abs_pct, one.mean_abs_pct, one.p90_abs_pct, one.bias_pct, one.coverage_pct)
+        cells = "".join(f"{'-' if value is None else f'{value:.1f}':>8}" for value in figures)
+        name = one.source if len(one.source) <= 60 else one.source[:57] + "..."
+        click.echo(f"{name:<62}{one.n:>5}{cells}")
