@@ -134,18 +134,48 @@ def other_chips() -> list[str]:
         lines.append(
             f"| {name} fp8 products, no cast | {m.size} | {common.error_line(measured * 1e-6 / guess)} |"
         )
+    for name, kind in (("h20", "prefill"), ("h20", "decode"), ("h800", "decode")):
+        ratios = attention_ratios(folder / "mha" / kind / name, name, kind)
+        lines.append(
+            f"| {name} bf16 attention, {kind} | {len(ratios)} | {common.error_line(np.array(ratios))} |"
+        )
+    for name, kind in (("h800", "prefill"), ("h800", "decode"), ("h20", "prefill"), ("h20", "decode")):
+        ratios = expert_ratios(folder / "grouped_gemm" / kind / name / "data.csv", name)
+        errors = common.error_line(np.array(ratios))
+        lines.append(f"| {name} fp8 experts' products, {kind} | {len(ratios)} | {errors} |")
+    return [*lines, ""]
+
+
+def attention_ratios(folder: Path, name: str, kind: str) -> list[float]:
+    """Measured over predicted attention of one chip; file names give heads, key heads and width."""
+    chip = common.table_chip(name)
     ratios = []
-    for path in sorted((folder / "mha" / "prefill" / "h20").glob("*.csv")):
+    for path in sorted(folder.glob("*.csv")):
         heads, kv_heads, width = (int(part) for part in path.stem.split("-"))
         with path.open(encoding="utf-8") as handle:
             for row in csv.DictReader(handle):
-                seq = float(row["seq_len"])
-                guess = attention_time_s(
-                    common.table_chip("h20"), row["dtype"], 1, seq, seq, heads, kv_heads, width
-                )
+                if "latency_us" not in row:
+                    break  # one file has no line of column names
+                if row["dtype"] != "bf16" or row.get("kv_dtype", "bf16") != "bf16":
+                    continue
+                keys = float(row["seq_len"] if kind == "prefill" else row["kv_len"])
+                queries, batch = (keys, 1.0) if kind == "prefill" else (1.0, float(row["batch_size"]))
+                guess = attention_time_s(chip, "bf16", batch, queries, keys, heads, kv_heads, width)
                 ratios.append(float(row["latency_us"]) * 1e-6 / float(guess))
-    lines.append(f"| h20 bf16 attention, forward | {len(ratios)} | {common.error_line(np.array(ratios))} |")
-    return [*lines, ""]
+    return ratios
+
+
+def expert_ratios(path: Path, name: str) -> list[float]:
+    """Measured over predicted grouped products of experts: gate and up in one, without the cast."""
+    chip = common.table_chip(name)
+    ratios = []
+    with path.open(encoding="utf-8") as handle:
+        for row in csv.DictReader(handle):
+            tokens, experts = float(row["tokens_per_expert"]), float(row["num_local_experts"])
+            hidden, inner = float(row["hidden_size"]), float(row["intermediate_size"])
+            guess = matmul_time_s(chip, "fp8_block", tokens, 2 * inner, hidden, experts, cast=False)
+            ratios.append(float(row["up_proj_us"]) * 1e-6 / float(guess))
+    return ratios
 
 
 def with_cores(chip: ChipSpec) -> ChipSpec:

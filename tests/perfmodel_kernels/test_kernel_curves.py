@@ -117,6 +117,13 @@ def test_one_query_over_a_long_cache_is_bound_by_its_bytes() -> None:
     assert float(slow.time_s(1, 1, 1024, 8, 2, 128)) == pytest.approx(expected, rel=1e-2)
 
 
+def test_one_query_packs_the_heads_of_a_group() -> None:
+    # 32 heads on 8 key heads: 4 rows each, computed as 16, over 4096 keys on all cores.
+    many_cores = msgspec.structs.replace(ATTENTION, num_cores=100)
+    expected = 2 * 8 * 16 * 4096 * 256 / 1e12
+    assert float(many_cores.time_s(1, 1, 4096, 32, 8, 128)) == pytest.approx(expected, rel=1e-3)
+
+
 def test_values_of_another_width() -> None:
     narrow = float(ATTENTION.time_s(1, 512, 512, 1, 1, 192, value_dim=128, causal=False))
     assert narrow == pytest.approx(2 * 512 * 512 * 320 / 1e12, rel=0.05)

@@ -27,6 +27,9 @@ GPU_TILES: Final = (
 _WIDTH_FILL: Final = 24.0
 """Head width at which attention loses half of its rate to softmax: 64 runs at 0.86 of the rate of 128."""
 
+_LEAST_ROWS: Final = 16.0
+"""Rows that a product unit computes at least."""
+
 _OWN_FLOOR: Final = 0.4
 """Share of an engine's attention floor that is the attention kernel's; the rest places keys in the cache."""
 
@@ -106,10 +109,11 @@ class AttentionCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     time = floor + (compute^p + memory^p)^(1/p) x correction. A block of queries of one head visits the
     blocks of keys that its mask leaves, plus `fill_blocks` for the loop's start and end; waves of (batch x
-    heads x query blocks) over the cores are rounded up by `wave_weight`. Backward does `backward_flops` times
-    the products of forward (five against two, scores computed anew: Dao 2023, section 3.1.2) at
-    `backward_efficiency` of its rate. `cache_passes` and the larger part of the floor are what inference
-    engines do around the kernel: rotating and writing keys and values to the cache.
+    heads x query blocks) over the cores are rounded up by `wave_weight`. With few queries (decoding), those
+    of all heads on one key head share a block, and the keys are split over the cores. Backward does
+    `backward_flops` times the products of forward (five against two, scores computed anew: Dao 2023, section
+    3.1.2) at `backward_efficiency` of its rate. `cache_passes` and the larger part of the floor are what
+    inference engines do around the kernel: rotating and writing keys and values to the cache.
     """
 
     peak_flops_per_s: float
@@ -164,10 +168,15 @@ class AttentionCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         even = count * num_heads * np.ceil(queries / self.block_q) / self.num_cores
         waves = even + min(self.wave_weight, 1.0) * (np.ceil(even) - even)
         narrow = (1.0 + 2.0 * _WIDTH_FILL / both) / (1.0 + _WIDTH_FILL / 128.0)
-        core_flops_per_s = self.peak_flops_per_s * self.efficiency / self.num_cores
-        compute_s = (
-            waves * (seen / self.block_kv + self.fill_blocks) * block_flops * narrow / core_flops_per_s
-        )
+        rate = self.peak_flops_per_s * self.efficiency / narrow
+        blocks = seen / self.block_kv + self.fill_blocks
+        compute_s = waves * blocks * block_flops * (self.num_cores / rate)
+        # Few queries: kernels pack those of all heads on one key head into a block, and split keys over
+        # cores.
+        packed = queries * num_heads / num_kv
+        few = packed <= self.block_q
+        rows = np.ceil(packed / _LEAST_ROWS) * _LEAST_ROWS
+        compute_s = np.where(few, 2.0 * count * num_kv * rows * keys * both / rate, compute_s)
         memory_rate = self.memory_bytes_per_s * self.memory_efficiency
         moved = count * (num_heads * queries + num_kv * keys) * both * self.element_bytes
         if backward:
@@ -175,7 +184,8 @@ class AttentionCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             moved = moved * self.backward_flops
         seconds = smooth_max(compute_s, moved / memory_rate, self.sharpness)
         if self.correction is not None:
-            seconds = seconds * self.correction.factor(count * num_heads, queries, num_heads / num_kv)
+            factor = self.correction.factor(count * num_heads, queries, num_heads / num_kv)
+            seconds = seconds * np.where(few, 1.0, factor)
         roof_s = self._least_flops(count, queries, keys, num_heads, both, causal) / self.peak_flops_per_s
         seconds = np.maximum(seconds, roof_s * (self.backward_flops if backward else 1.0))
         if cache_write:
