@@ -43,9 +43,12 @@ def main() -> None:
         kept[name] = len(chosen)
         network += chosen
     total += write("points_network.csv", NETWORK_COLUMNS, network)
+    runs = [row for row in common.read_rows("training_measured.csv") if row["metric"] == "memory_gb"]
+    chosen = spread(runs, ("source",), 6)
+    kept["training_measured.csv"] = write("points_memory.csv", tuple(runs[0]), chosen)
     outputs = [
         f"src/groundplane/catalog/calibration/points_{kind}.csv"
-        for kind in ("matmul", "attention", "network")
+        for kind in ("matmul", "attention", "network", "memory")
     ]
     common.write_manifest("cited_points", "calibration/cite_points.py", kept, outputs)
     sys.stdout.write(f"{kept}\n")

@@ -50,13 +50,13 @@ FACTS: dict[str, dict[str, Any]] = {
     "megatron-core": {"fused_activation": True, "shards_optimizer": True, "splits_sequence": True},
     "torchtitan": {
         "weight_bytes": 4.0, "optimizer_bytes": 8.0, "selective": "operators", "splits_sequence": True,
-        "pipeline_keeps_gathered": True,
+        "pipeline_keeps_gathered": True, "split_logit_bytes": 8.0,
     },
     "megatron-deepspeed-zero": DEEPSPEED,
     "megatron-deepspeed-bf16": DEEPSPEED | {"gradient_bytes": 6.0},
     "internevo": {"gradient_bytes": 4.0, "optimizer_bytes": 16.0, "outside_bytes": 0.0},
 }  # fmt: skip
-"""What each stack keeps. DeepSpeed's bf16 optimizer adds float32 gradients to those of 16 bits; InternEvo's step holds
+"""What each stack keeps. Torchtitan's loss over a split vocabulary holds two more float32 copies. DeepSpeed's bf16 optimizer adds float32 gradients to those of 16 bits; InternEvo's step holds
 float32 gradients beside master weights and moments. Tools that see the whole device report nothing outside."""
 
 STANDS_FOR = {
@@ -102,7 +102,7 @@ FAMILIES = (
         ("waiting_alone", "waiting_in_pipeline", "host_ahead_flops"),
     ),
     Family(("megatron-core",), ("state_slack", "activation_slack", "working_layers", "logit_bytes")),
-    Family(("torchtitan",), ("activation_slack", "working_layers", "logit_bytes", "base_bytes")),
+    Family(("torchtitan",), ("activation_slack", "logit_bytes")),
     Family(
         ("megatron-deepspeed-zero", "megatron-deepspeed-bf16"),
         ("state_slack", "activation_slack", "base_bytes"),

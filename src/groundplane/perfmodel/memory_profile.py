@@ -34,6 +34,7 @@ class MemoryProfile(Struct, frozen=True, forbid_unknown_fields=True):
         fused_attention: scores are never stored (FlashAttention and its kin).
         fused_activation: the activation of a gated block is computed again from its inputs.
         selective: what selective recompute drops: the attention core, or all but the outputs of every second product.
+        split_logit_bytes: of one logit, beside `logit_bytes`, where the loss is taken over a split vocabulary.
         balances_stages: the head counts as work when layers are dealt to pipeline stages.
         reports: the stack logs the memory of its first pipeline stage (rank 0), or of the fullest rank.
 
@@ -70,6 +71,7 @@ class MemoryProfile(Struct, frozen=True, forbid_unknown_fields=True):
     fused_attention: bool = True
     fused_activation: bool = False
     selective: Literal["core", "operators"] = "core"
+    split_logit_bytes: float = 0.0
     balances_stages: bool = False
     reports: Literal["first", "fullest"] = "fullest"
     state_slack: float = 1.0

@@ -195,7 +195,7 @@ class _StagePricer:
             if count:
                 kept += count * layer.kept[self.own]
         activations = kept * flying * self.twice + self._edge_activations(stage, flying)
-        passing = self._backward_buffers(stage) + self._gathers(stage) + self._buckets(dense + experts)
+        passing = self._passing(stage) + self._buckets(dense + experts)
         stepping = self._buckets(dense + experts) + self._step_gather(dense, experts)
         slack = profile.activation_slack - 1.0
         backward = activations * (1.0 + slack) + passing
@@ -235,41 +235,53 @@ class _StagePricer:
         split = np.where(self.layouts.sequence_parallel > 0, self.layouts.tp, 1.0)
         return 2.0 * self.tokens / split * self.model.hidden * self.element * np.minimum(flying, 1.0)
 
-    def _backward_buffers(self, stage: Stage) -> FloatArray:
-        """What a layer that runs backward has live, or the loss: the larger, as the loss is over before."""
+    def _passing(self, stage: Stage) -> FloatArray:
+        """What comes and goes while all activations are live: a layer that runs backward with its gradients, or the
+        loss before it, whichever is larger; and weights gathered for either."""
         most = np.zeros(len(self.layouts))
         for count, layer in zip(stage.layers, self.layers, strict=True):
             if count:
                 whole = layer.whole[self.own]
-                again = np.where(self.layouts.recompute == _FULL, whole, 0.0)
-                again = np.where(self.layouts.recompute == _BLOCK, whole, again)
+                again = np.where(
+                    (self.layouts.recompute == _FULL) | (self.layouts.recompute == _BLOCK), whole, 0.0
+                )
                 most = np.maximum(most, again + self.profile.working_layers * whole + layer.buffers[self.own])
+        weights, gradients = self._gathers(stage)
+        most = most + gradients
         if stage.head:
-            loss = self.tokens * self.model.vocab / self.layouts.tp * self.profile.logit_bytes
-            most = np.maximum(most, loss)
-        return most
+            most = np.maximum(most, self._loss())
+        return most + weights
 
-    def _gathers(self, stage: Stage) -> FloatArray:
-        """Weights of two layers gathered at once and gradients of one before they are scattered, beside the edges';
-        or all of the stage's, where a pipeline keeps them."""
+    def _loss(self) -> FloatArray:
+        """Logits in all their copies, each tensor rank with its share of the vocabulary."""
+        profile = self.profile
+        size = np.where(
+            self.layouts.tp > 1, profile.logit_bytes + profile.split_logit_bytes, profile.logit_bytes
+        )
+        return self.tokens * self.model.vocab / self.layouts.tp * size
+
+    def _gathers(self, stage: Stage) -> tuple[FloatArray, FloatArray]:
+        """Weights of two layers gathered at once, beside embedding and head, and gradients of one layer before they
+        are scattered, in both types; all of the stage's, where a pipeline keeps them."""
         profile, layouts = self.profile, self.layouts
         largest = np.zeros(len(layouts))
         for count, layer in zip(stage.layers, self.layers, strict=True):
             if count:
                 experts = layer.experts[self.own] * np.where(self.expert_shard > 1, 1.0, 0.0)
                 largest = np.maximum(largest, layer.dense[self.own] + experts)
-        edges = self._edges(stage)
-        weights = profile.gathered_bytes * (2.0 * largest + edges)
-        gradients = profile.gathered_bytes * np.maximum(largest, edges)
+        weights = profile.gathered_bytes * (2.0 * largest + self._edges(stage))
+        scattered = profile.gradient_bytes if profile.gathered_bytes else 0.0
+        gradients = (profile.gathered_bytes + scattered) * largest
         if profile.pipeline_keeps_gathered:
             whole = np.sum(self.parameters(stage), axis=0)
             kept = (layouts.pp > 1) & (layouts.num_micro > 1)
-            weights = np.where(kept, profile.gathered_bytes * whole, weights)
-            gradients = np.where(kept, profile.gradient_bytes * whole, gradients)
-        passing = np.where(
-            layouts.zero >= 3, weights + gradients, np.where(layouts.zero == 2, gradients, 0.0)
+            weights = np.where(kept, (profile.gathered_bytes + profile.gradient_bytes) * whole, weights)
+            gradients = np.where(kept, profile.gathered_bytes * largest, gradients)
+        sharded = self.shard > 1
+        return (
+            np.where((layouts.zero >= 3) & sharded, weights, 0.0),
+            np.where((layouts.zero >= 2) & sharded, gradients, 0.0),
         )
-        return np.where(self.shard > 1, passing, 0.0)
 
     def _buckets(self, parameters: FloatArray) -> FloatArray:
         """Buckets of gradients on their way to other replicas."""

@@ -186,10 +186,16 @@ def _training_case(run: Run) -> MemoryCase | Excluded:
         seq=case.seq,
         layout=tuple(layout.items()),
         measured_bytes=run.metrics["memory_gb"] * GIB,
-        chip_bytes=float(case.cluster.chip.memory_bytes),
+        chip_bytes=_chip_bytes(run.shared["chip"], float(case.cluster.chip.memory_bytes)),
         inferred=not case.complete,
         open_recompute="recompute" in case.open_fields,
     )
+
+
+def _chip_bytes(text: str, usual: float) -> float:
+    """Memory of a chip: as its name states it (some variants are in no catalogue), else the usual."""
+    stated = re.search(r"(\d+) ?GB", text)
+    return float(stated[1]) * GIB if stated else usual
 
 
 def _split_for_pipeline(layout: dict[str, float]) -> dict[str, float]:
