@@ -147,6 +147,7 @@ def matmul(chip: ChipSpec, dtype: str) -> tuple[MatmulCurve, Evidence]:
             changes["num_cores"] = fitted.num_cores
         curve = msgspec.structs.replace(base, **changes)
         if fitted.core_flops_per_s is not None and (name, fitted.dtype) in _SAME_CORES:
+            evidence = _stretched(evidence, curve, fitted.core_flops_per_s)
             curve = _relieved(curve, fitted.core_flops_per_s)
     best = table.best_rates.get(chip.name, {}).get(name)
     if best is not None and evidence.grade != "measured":
@@ -195,6 +196,7 @@ def attention(
         slower = _slower(base.peak_flops_per_s / base.num_cores, fitted.core_flops_per_s)
         changes["efficiency"] = 1.0 - (1.0 - changes["efficiency"]) * slower
         changes["fill_blocks"] *= slower
+        evidence = _stretched(evidence, product, fitted.core_flops_per_s)
     if fitted.correction:
         changes["correction"] = GridCorrection(axes=calibration("attention").axes, values=fitted.correction)
     return msgspec.structs.replace(base, **changes), evidence
@@ -268,6 +270,15 @@ def _relieved(curve: MatmulCurve, member_core_flops_per_s: float) -> MatmulCurve
     eased = msgspec.structs.replace(curve, tile_load=curve.tile_load * slower, fill_k=curve.fill_k * slower)
     wanted = (1.0 - (1.0 - share) * slower) * curve.peak_flops_per_s
     return msgspec.structs.replace(eased, efficiency=eased.efficiency * wanted / _reached(eased))
+
+
+def _stretched(evidence: Evidence, curve: MatmulCurve, member_core_flops_per_s: float) -> Evidence:
+    """A wider interval the slower a chip's cores are beside its family's: up to twice as wide."""
+    slower = _slower(curve.peak_flops_per_s / curve.num_cores, member_core_flops_per_s)
+    power = 2.0 - slower
+    return msgspec.structs.replace(
+        evidence, ratio_p10=evidence.ratio_p10**power, ratio_p90=evidence.ratio_p90**power
+    )
 
 
 def _slower(core_flops_per_s: float, member_core_flops_per_s: float) -> float:
