@@ -126,16 +126,11 @@ def search(
     groups = space.groups()
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
         state = _State(top, OBJECTIVES[objective], pricer, pool, max(1, workers))
+        least_s = np.concatenate(list(pool.map(pricer.least_step_s, _cut(groups))))
+        least_bytes = np.zeros(len(groups))
         if prune:
-            queue = _Queue(
-                groups,
-                space.num_members(groups),
-                np.concatenate(list(pool.map(pricer.least_step_s, _cut(groups)))),
-                np.concatenate(list(pool.map(pricer.least_memory_bytes, _cut(groups)))),
-            )
-        else:
-            nothing = np.zeros(len(groups))
-            queue = _Queue(groups, space.num_members(groups), nothing, nothing)
+            least_bytes = np.concatenate(list(pool.map(pricer.least_memory_bytes, _cut(groups))))
+        queue = _Queue(groups, space.num_members(groups), least_s, least_bytes)
         state.num_layouts = int(queue.members.sum())
         state.num_too_large = queue.drop_larger_than(pricer.memory_limit_bytes)
         while True:
