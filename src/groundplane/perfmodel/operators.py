@@ -26,6 +26,10 @@ SCALED_FORMATS: Final = ("fp8", "fp8_block", "fp4")
 
 
 _SOFTMAX_GROUP: Final = 4
+_ALIGNED: Final = 8
+_UNALIGNED_COST: Final = 8.0
+"""Batched products with a width that is no multiple of 16 bytes leave the tensor cores: a quarter of the peak at half
+of the efficiency."""
 
 
 class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,6 +147,11 @@ class LayerPricer:
         core = Pass.nothing(len(self.layouts))
         if not self.profile.fused_attention:
             self._add_attention(core, layer.attention, backward=False)
+        if self.profile.selective_linears > 0:
+            core.matmul += self.profile.selective_linears * again.matmul
+            core.memory_bound += again.memory_bound
+            core.hidden += again.hidden
+            core.operators += again.operators
         selective = self.layouts.recompute == RECOMPUTE.index("selective")
         return result.plus(core, np.where(selective, 1.0, 0.0))
 
@@ -267,11 +276,14 @@ class LayerPricer:
         windowed = attention.window is not None and attention.window < self.seq
         if not windowed and not np.any(cp > 1):
             return whole
-        # A rank of a ring holds a front and a back piece, so its queries see half of the keys on average.
+        # A rank of a balanced ring holds a front and a back piece, so its queries see half of the keys on average;
+        # of an unbalanced one the last rank sees all of them, all but half of its own piece.
         part = kernels.attention_time_s(
             self.chip, self.precision.other, self.layouts.micro_batch, self.seq / cp, context, heads, kv_heads,
             attention.head_dim, causal=False, backward=backward, value_dim=attention.value_dim,
         )  # fmt: skip
+        if not self.profile.balances_ring:
+            part = part * (2.0 - 1.0 / cp)
         return part if windowed else np.where(cp > 1, part, whole)
 
     def _add_stored_scores(
@@ -295,7 +307,8 @@ class LayerPricer:
                 products = [(rows, depth, columns), (depth, columns, rows)]
             for m, n, k in products:
                 seconds = kernels.matmul_time_s(self.chip, self.precision.other, m, n, k, count)
-                result.attention += seconds
+                aligned = attention.head_dim % _ALIGNED == 0
+                result.attention += seconds * (1.0 if aligned else _UNALIGNED_COST)
                 result.operators += 1.0
         scores = count * queries * self.seq
         self._stream(result, scores * (11.0 if backward else 9.0))

@@ -28,6 +28,9 @@ class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
         balances_stages: embedding and head count as work when layers are dealt to pipeline stages.
         gradient_bytes: of one gradient element, as reduced.
         gathers_in_fp32: sharded weights travel as float32.
+        balances_ring: ranks of context parallelism hold a front and a back piece, so that causal work is even.
+        selective_linears: share of the linear layers that selective recompute computes again, with all
+            memory-bound operators; 0 where it means the attention core only.
         slow_gathers: in jobs over several nodes `hop_s` is paid by tensor groups within a node too.
         ties_tensor_backward: tensor-parallel reductions of the backward pass run beside weight gradients.
 
@@ -55,6 +58,8 @@ class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
     gathers_in_fp32: bool = False
     ties_tensor_backward: bool = False
     slow_gathers: bool = False
+    balances_ring: bool = True
+    selective_linears: float = 0.0
     sustained: float = 0.93
     small_share: float = 0.9
     hidden_passes: float = 2.0

@@ -18,7 +18,7 @@ import msgspec
 from groundplane.catalog.resolve import model_names, resolve_llm, resolve_server
 from groundplane.catalog.store import Catalog
 from groundplane.perfmodel.operators import Precision
-from groundplane.perfmodel.sources import stack_of
+from groundplane.perfmodel.sources import batch_is_split, splits_sequence, stack_of
 from groundplane.perfmodel.validation import table
 from groundplane.perfmodel.validation.report import Excluded
 from groundplane.spec.cluster import ClusterSpec
@@ -120,7 +120,7 @@ def _case(run: Run) -> Case:
     cluster = _cluster(shared, num_chips)
     stack = stack_of(shared["source"], shared["fsdp_or_zero"], shared["chip"], shared["notes"])
     precision = _precision(shared["precision"], opened)
-    fixed = _fixed_layout(shared, num_chips, opened)
+    fixed = _fixed_layout(shared, num_chips, stack, opened)
     batch = _batch(shared, fixed, num_chips)
     layouts = _candidates(shared, fixed, batch, model, stack, opened)
     global_batch = batch if batch is not None else layouts[0]["micro_batch"] * layouts[0]["dp"]
@@ -160,7 +160,7 @@ def _model(shared: Row, opened: list[str]) -> LlmSpec:
         layers = max(1, round((params * 1e9 - vocab * hidden) / (4 * hidden**2 + 2 * hidden * ffn)))
         stages = _whole(shared, "pp") or 1
         layers = max(stages, round(layers / stages) * stages)
-    heads = heads or max(1, hidden // 128)
+    heads = heads or _usual_heads(hidden)
     kv_heads = _whole(shared, "kv_heads") or heads
     gated = _gated(shared["model"], layers, hidden, ffn, heads, kv_heads, vocab, params)
     return _plain_model(shared["model"], layers, hidden, ffn, heads, kv_heads, vocab, gated)
@@ -215,8 +215,19 @@ def _usual_shape(params_b: float, stages: int) -> tuple[int, int]:
     return best[1], best[2]
 
 
+def _usual_heads(hidden: int) -> int:
+    """Heads where a run states none: of the multiples of 16 that divide the width, that with heads nearest to 128 wide."""
+    fitting = [heads for heads in range(16, hidden // 16 + 1, 16) if hidden % heads == 0]
+    return min(fitting, key=lambda heads: abs(hidden / heads - 128), default=max(1, hidden // 128))
+
+
 def _shortened(model: LlmSpec, layers: int) -> LlmSpec:
-    return msgspec.structs.replace(model, layers=model.layers[:layers])
+    """The model cut to so many layers: leading layers of a kind of their own keep their share, at least one."""
+    first = model.layers[0]
+    leading = next((place for place, layer in enumerate(model.layers) if layer != first), layers)
+    kept = max(1, round(leading * layers / model.num_layers))
+    cut = model.layers[:kept] + model.layers[leading : leading + layers - kept]
+    return msgspec.structs.replace(model, layers=cut[:layers])
 
 
 def _cut(name: str) -> int | None:
@@ -283,13 +294,15 @@ def _node_bytes_per_s(notes: str) -> float | None:
 
 
 def _chip_name(text: str, catalog: Catalog) -> str:
-    """The chip of the catalogue; remarks in brackets are left aside.
+    """The chip of the catalogue; remarks in brackets are left aside; one named without its socket is a PCIe card.
 
     Raises:
         InputError: no such chip.
     """
     plain = re.sub(r"\(.*?\)", "", text).strip()
-    tries = [text, plain, plain.replace(" ", "-"), re.sub(r"\s\d+GB.*$", "", plain)]
+    if re.fullmatch(r"[AH]100-80GB", plain):
+        plain += "-PCIe"
+    tries = [plain, text, plain.replace(" ", "-"), re.sub(r"\s\d+GB.*$", "", plain)]
     for name in tries:
         if catalog.has("chips", name):
             return name
@@ -315,7 +328,7 @@ def _precision(text: str, opened: list[str]) -> Precision:
 # Layout --------------------------------------------------------------------------------------------------------
 
 
-def _fixed_layout(shared: Row, num_chips: int, opened: list[str]) -> dict[str, float]:
+def _fixed_layout(shared: Row, num_chips: int, stack: str, opened: list[str]) -> dict[str, float]:
     """What the row states of the layout; data parallelism follows from the rest."""
     given = {name: _whole(shared, name) for name in ("tp", "cp", "pp", "vpp", "ep", "dp")}
     if given["tp"] is None or given["pp"] is None:
@@ -343,8 +356,7 @@ def _fixed_layout(shared: Row, num_chips: int, opened: list[str]) -> dict[str, f
     if group and "layout" not in opened:
         fixed["shard"] = min(float(group[1]), fixed["dp"] * fixed.get("cp", 1.0))
     sp = shared["sp"].lower()
-    recompute = shared["recompute"].lower()
-    if sp == "yes" or (not sp and recompute.startswith("selective")):
+    if sp == "yes" or (not sp and splits_sequence(stack)):
         fixed["sequence_parallel"] = 1.0
     return fixed
 
@@ -368,10 +380,11 @@ def _candidates(
     """All layouts that the row allows."""
     if "layout" in opened:
         raise InputError("states no layout")
-    del stack
     replicas = fixed["dp"]
     total = batch or 0.0
     micro = _whole(shared, "micro_batch")
+    if batch_is_split(stack) and micro is not None and total == micro * replicas and fixed.get("pp", 1.0) > 1:
+        micro = 1
     sizes: list[float]
     if micro is not None:
         sizes = [float(micro)]

@@ -10,6 +10,7 @@ _BY_SOURCE: Final = (
     (r"nanotron", "nanotron"),
     (r"vTrain", "megatron-deepspeed"),
     (r"BLOOM|BigScience|DeepSpeed|MT-NLG", "megatron-deepspeed-zero"),
+    (r"DeepSeek", "megatron-core"),
     (r"InternEvo|InternLM", "internevo"),
     (r"torchtitan", "torchtitan"),
     (r"MaxText|AI-Hypercomputer tpu|TPU", "maxtext"),
@@ -44,3 +45,13 @@ def stack_of(source: str, sharding: str, chip: str, notes: str = "") -> str:
     if re.search(r"ZeRO", sharding):
         return "megatron-deepspeed-zero"
     return "megatron-core"
+
+
+def splits_sequence(stack: str) -> bool:
+    """Whether a stack splits norms and residuals over the tensor ranks when a run does not say."""
+    return stack in ("torchtitan", "megatron-core", "megascale", "maxtext", "internevo")
+
+
+def batch_is_split(stack: str) -> bool:
+    """Whether a stack states the batch of a replica, which its pipeline cuts into micro-batches of one."""
+    return stack == "torchtitan"
