@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from control_hand import Hand, S, ends, places, starts, stops, timers
 
+from groundplane.control import jobs
 from groundplane.control.actions import StartWork
 from groundplane.control.events import (
     JobCancelRequested,
@@ -206,3 +207,31 @@ def test_an_early_timer_waits_for_its_time(hand: Hand) -> None:
     assert hand.tell(TimerFired("j.backoff"), 1.5) == []
     assert starts(hand.tell(TimerFired("j.backoff"), 2)) == ["j.a2"]
     assert hand.core.state.now_ns == 2 * S
+
+
+def test_a_stop_that_nobody_asked_for_costs_neither_budget_nor_wait(hand: Hand) -> None:
+    """The operator took the platform down: that is no failure of the job."""
+    hand.node("n0", devices=1)
+    hand.submit("j", budget=0)
+    hand.started("j.a1", 1)
+    actions = hand.gone("j.a1", "stopped", 5)
+    assert starts(actions) == ["j.a2"]
+    assert timers(actions) == {}
+    job = hand.core.state.jobs["j"]
+    assert (job.state, job.restarts_used, job.restarts_in_row) == ("starting", 0, 0)
+    assert hand.accounts("n0") == {"allocated_idle": 1.0, "wasted_by_failure": 4.0}
+    assert ends(hand.gone("j.a2", "failed", 6)) == [("j", "failed")]
+
+
+def test_the_oldest_ended_jobs_are_forgotten(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "ENDED_JOBS_KEPT", 2)
+    hand.node("n0", devices=1)
+    for number in range(4):
+        hand.submit(f"j{number}")
+        hand.gone(f"j{number}.a1", "succeeded")
+    hand.submit("j4")
+    assert list(hand.core.state.jobs) == ["j2", "j3", "j4"]
+    assert hand.core.state.num_ended == {"succeeded": 4}
+    late = hand.core.state.ignored.get("report on a work that is gone", 0)
+    hand.tell(WorkGone("j0.a1", 1, "succeeded"))
+    assert hand.core.state.ignored["report on a work that is gone"] == late + 1

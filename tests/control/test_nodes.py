@@ -3,14 +3,13 @@ from __future__ import annotations
 from control_hand import Hand, starts, timers
 
 from groundplane.control.events import (
-    Gang,
     NodeBack,
     NodeCordoned,
     NodeFenced,
     NodeSilent,
     NodeUncordoned,
 )
-from groundplane.control.views import could_ever_fit, node_views
+from groundplane.control.views import node_views
 
 
 def test_old_proof_does_not_touch_a_new_life(hand: Hand) -> None:
@@ -60,14 +59,3 @@ def test_a_silent_node_can_be_fenced(hand: Hand) -> None:
     hand.submit("j")
     hand.tell(NodeSilent("n0"), 1)
     assert timers(hand.tell(NodeFenced("n0"), 2)) == {"j.backoff": 3.0}
-
-
-def test_what_could_ever_fit(hand: Hand) -> None:
-    hand.node("n0", devices=4, memory=100)
-    hand.node("n1", devices=4, memory=100, kind="cpu")
-    assert could_ever_fit(hand.core, Gang(4, 1, 25))
-    assert not could_ever_fit(hand.core, Gang(4, 1, 26))
-    assert not could_ever_fit(hand.core, Gang(5, 1, 1))  # never across kinds
-    hand.submit("j", devices=4)
-    hand.tell(NodeCordoned("n0"))
-    assert could_ever_fit(hand.core, Gang(4, 1, 25))

@@ -158,3 +158,13 @@ def test_a_replica_on_a_lost_node_is_replaced(hand: Hand) -> None:
     assert timers(hand.tell(NodeFenced("n0"), 5)) == {"s.r2.backoff": 6.0}
     hand.tell(TimerFired("s.r2.backoff"), 6)
     assert starts(hand.node("n0", devices=1, boot=2, at_s=7)) == ["s.r2"]
+
+
+def test_an_operators_stop_is_no_failure_of_a_replica(hand: Hand) -> None:
+    hand.node("n0", devices=1)
+    hand.deploy("s", 1, budget=0)
+    hand.ready("s.r1", 1)
+    assert starts(hand.gone("s.r1", "stopped", 2)) == ["s.r2"]
+    assert hand.core.state.services["s"].state == "active"
+    hand.gone("s.r2", "failed", 3)
+    assert hand.core.state.services["s"].state == "failed"

@@ -24,7 +24,7 @@ from groundplane.control.services import Services
 from groundplane.control.state import CoreState, Work
 from groundplane.spec.errors import InputError, InvariantError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Grows with every change of `CoreState` that an older snapshot does not fit."""
 
 
@@ -83,7 +83,7 @@ class ControlCore:
 
         Starts of works not yet seen to run, drains, stops, and every timer that is set. Derived from the
         state, so it is complete whatever was lost between journal and engine. `JobEnded` is not among them:
-        a driver compares `state.jobs` with what it has told.
+        a driver tells of an end in the transaction that journals it.
         """
         pending: list[AnyAction] = []
         for work in self.state.works.values():

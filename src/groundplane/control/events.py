@@ -159,7 +159,8 @@ class WorkGone(Event, frozen=True):
     """Proof: no process of the work is left, or none was ever started. Only this releases its leases.
 
     outcome: `succeeded` (every rank exited 0), `failed` (a rank exited otherwise), `stopped` (ended on our
-    request), `start_failed` (nothing was started).
+    request or, where it ran and we asked for nothing, by the platform's operator: no failure of the job,
+    which is queued again at once), `start_failed` (nothing was started).
     """
 
     work_id: str

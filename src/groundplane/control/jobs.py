@@ -14,6 +14,9 @@ from groundplane.control.lifecycle.job import JOB
 from groundplane.control.queue import entry_of_job
 from groundplane.control.state import Job, Timer, Work
 
+ENDED_JOBS_KEPT = 10_000
+"""How many ended jobs stay in the state. An id may not be submitted again, even when its job is forgotten."""
+
 Outcome = Literal["succeeded", "failed", "cancelled"]
 
 
@@ -102,7 +105,7 @@ class Jobs:
     def attempt_gone(self, work: Work, fence: int, outcome: str, detail: str) -> None:
         """No process of the attempt is left: the job has ended, or goes on with the next attempt."""
         job = self._context.state.jobs[work.owner_id]
-        intent = work.stop_intent
+        intent, has_run = work.stop_intent, work.state != "starting"
         is_success = outcome == "succeeded" or intent == "finished"
         is_failure = not is_success and intent not in {"cancel", "time_limit"}
         self._context.remove_work(work, fence=fence, is_failure=is_failure)
@@ -112,6 +115,8 @@ class Jobs:
             self._end(job, "cancelled", "cancelled", work.stop_reason)
         elif intent == "time_limit":
             self._end(job, "failed", "failed", work.stop_reason)
+        elif not intent and outcome == "stopped" and has_run:
+            self._requeue(job, detail or "stopped by an operator")
         else:
             job.lost_work_id, job.lost_fence = work.work_id, work.fence
             self._recover(job, work.stop_reason or detail or outcome)
@@ -155,6 +160,12 @@ class Jobs:
         elif work.stop_intent == "node_lost":
             work.stop_intent, work.stop_reason = intent, reason
 
+    def _requeue(self, job: Job, reason: str) -> None:
+        """An operator ended the attempt: no failure of the job, so neither its budget nor a wait."""
+        job.state = JOB.after(job.state, "requeued")
+        job.reason = reason
+        self._context.queue.add_job(job)
+
     def _recover(self, job: Job, detail: str) -> None:
         if job.restarts_used >= job.restart.budget:
             self._end(job, "failed", "failed", f"failed after {job.restarts_used} restarts: {detail}")
@@ -173,6 +184,15 @@ class Jobs:
         self._context.drop_timer(_limit_timer(job))
         self._context.drop_timer(_backoff_timer(job))
         self._context.actions.append(JobEnded(job.job_id, outcome, reason))
+        self._forget_the_oldest(job)
+
+    def _forget_the_oldest(self, ended: Job) -> None:
+        """Keeps the newest ended jobs only; of the others the counts by outcome remain."""
+        state = self._context.state
+        state.num_ended[ended.state] = state.num_ended.get(ended.state, 0) + 1
+        state.ended_jobs.append(ended.job_id)
+        if len(state.ended_jobs) > ENDED_JOBS_KEPT:
+            del state.jobs[state.ended_jobs.pop(0)]
 
 
 def backoff_ns(policy: RestartPolicy, num_in_row: int) -> int:

@@ -124,10 +124,12 @@ class Services:
     def replica_gone(self, replica: Work, fence: int, outcome: str, detail: str) -> None:
         """No process of it is left. Unless we wanted it gone, it failed and is replaced."""
         service = self._context.state.services[replica.owner_id]
+        # An operator's stop is no failure; one that came before it ran is a start that failed.
+        was_interrupted = outcome == "stopped" and not replica.stop_intent and replica.state != "starting"
         self._context.drop_timer(_drain_timer(replica))
         self._context.remove_work(replica, fence=fence, is_failure=False)
         service.replicas.remove(replica.work_id)
-        if replica.stop_intent not in {"drain", "surplus"}:
+        if not was_interrupted and replica.stop_intent not in {"drain", "surplus"}:
             self._failed(service, replica.stop_reason or detail or outcome)
         self._reconcile(service)
 

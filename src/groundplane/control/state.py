@@ -53,6 +53,16 @@ class Node(Struct, forbid_unknown_fields=True):
     is_cordoned: bool = False
 
     @property
+    def num_devices(self) -> int:
+        """Devices that the node has."""
+        return len(self.devices)
+
+    @property
+    def num_free(self) -> int:
+        """Devices that nobody holds."""
+        return sum(not device.holder for device in self.devices)
+
+    @property
     def is_open(self) -> bool:
         """Whether new work may be placed here."""
         return self.state == "up" and not self.is_cordoned
@@ -170,7 +180,11 @@ class FragmentationClock(Struct, forbid_unknown_fields=True):
 
 
 class CoreState(Struct, forbid_unknown_fields=True):
-    """All that the core knows. Dicts keep the order of insertion, which snapshots keep too."""
+    """All that the core knows. Dicts keep the order of insertion, which snapshots keep too.
+
+    `jobs` holds those that have not ended and the newest that have, whose ids are in `ended_jobs`, oldest
+    first; `num_ended` counts all that ever ended, by final state.
+    """
 
     now_ns: int = 0
     num_events: int = 0
@@ -178,6 +192,8 @@ class CoreState(Struct, forbid_unknown_fields=True):
     next_sequence: int = 1
     nodes: dict[str, Node] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
+    ended_jobs: list[str] = field(default_factory=list)
+    num_ended: dict[str, int] = field(default_factory=dict)
     services: dict[str, Service] = field(default_factory=dict)
     works: dict[str, Work] = field(default_factory=dict)
     timers: dict[str, Timer] = field(default_factory=dict)

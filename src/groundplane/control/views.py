@@ -12,7 +12,6 @@ from groundplane.control.core import ControlCore
 from groundplane.control.events import Gang
 from groundplane.control.explain import JobExplanation as JobExplanation  # noqa: PLC0414
 from groundplane.control.explain import explain_job as explain_job  # noqa: PLC0414
-from groundplane.control.placement import num_slots
 from groundplane.control.state import Accounts, Job, Node, Service, Work
 
 
@@ -148,18 +147,6 @@ def ledger_view(core: ControlCore, now_ns: int) -> LedgerView:
             for name in totals:
                 totals[name] += getattr(accounts, name)
     return LedgerView(at_ns, num_devices, num_leased, total_ns, **totals)
-
-
-def could_ever_fit(core: ControlCore, gang: Gang) -> bool:
-    """Whether the gang would fit on the nodes that ever joined if all were open and empty.
-
-    For refusing at the door what could only wait for ever.
-    """
-    slots: dict[str, int] = {}
-    for node in core.state.nodes.values():
-        here = num_slots(len(node.devices), node.memory_bytes, gang)
-        slots[node.device_kind] = slots.get(node.device_kind, 0) + here
-    return any(num >= gang.num_ranks for num in slots.values())
 
 
 def _job(job: Job) -> JobView:

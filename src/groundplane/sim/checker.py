@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from groundplane.control.actions import AnyAction, JobEnded, StartWork
+from groundplane.control.actions import AnyAction, JobEnded, StartWork, StopWork
 from groundplane.control.core import ControlCore
 from groundplane.control.events import (
     AnyEvent,
+    CheckpointCommitted,
     Gang,
     JobSubmitted,
     NodeBack,
@@ -24,6 +25,8 @@ from groundplane.control.events import (
     RestartPolicy,
     ServiceDeployed,
     WorkGone,
+    WorkReady,
+    WorkStarted,
 )
 from groundplane.sim.books import Books, Expected, Place
 from groundplane.sim.engine import SimEngine
@@ -58,6 +61,7 @@ class _Job:
     gang: Gang
     restart: RestartPolicy
     num_starts: int = 0
+    num_interruptions: int = 0
     not_before_ns: int = 0
     ended: str = ""
 
@@ -67,6 +71,8 @@ class _Work:
     action: StartWork
     gang: Gang
     places: list[Place]
+    has_run: bool = False
+    is_stopping: bool = False
 
 
 class Checker:
@@ -104,6 +110,8 @@ class Checker:
                 self._note_start(now_ns, action)
             elif isinstance(action, JobEnded):
                 self._note_end(action)
+            elif isinstance(action, StopWork):
+                self._works[action.work_id].is_stopping = True
         self._compare(now_ns, core)
 
     def _unleased(self) -> list[tuple[Place, bool]]:
@@ -157,10 +165,16 @@ class Checker:
                 self._jobs.setdefault(event.job_id, _Job(event.gang, event.restart))
             case ServiceDeployed():
                 self._replica_gangs.setdefault((event.service_id, event.generation), event.gang)
+            case (
+                WorkStarted(work_id, fence) | WorkReady(work_id, fence) | CheckpointCommitted(work_id, fence)
+            ):
+                work = self._works.get(work_id)
+                if work is not None and work.action.fence == fence:
+                    work.has_run = True
             case WorkGone(work_id, fence):
                 work = self._works.get(work_id)
                 if work is not None and work.action.fence == fence:
-                    self._note_gone(now_ns, work, is_success=event.outcome == "succeeded")
+                    self._note_gone(now_ns, work, event.outcome)
 
     def _note_joined(self, now_ns: int, event: NodeJoined) -> None:
         node = self._nodes.get(event.node_id)
@@ -185,15 +199,20 @@ class Checker:
                 if not work.places:
                     self._forget(now_ns, work)
 
-    def _note_gone(self, now_ns: int, work: _Work, *, is_success: bool) -> None:
+    def _note_gone(self, now_ns: int, work: _Work, outcome: str) -> None:
         truth = self._engine.works.get(work.action.work_id)
         if truth is not None and truth.phase != "gone":
             raise ViolationError(f"the engine says that {work.action.work_id} is gone, and it is not")
         end = self._ends.get(work.action.owner_id)
         was_wanted = end is not None and (end.outcome != "failed" or end.reason == "time limit reached")
-        is_failure = work.action.kind == "attempt" and not is_success and not was_wanted
+        is_failure = work.action.kind == "attempt" and outcome != "succeeded" and not was_wanted
         self._give_back(work, list(work.places), is_failure=is_failure)
         self._forget(now_ns, work)
+        if work.action.kind == "attempt" and outcome == "stopped" and work.has_run and not work.is_stopping:
+            # An operator ended it: that costs the job neither a restart nor a wait.
+            job = self._jobs[work.action.owner_id]
+            job.num_interruptions += 1
+            job.not_before_ns = now_ns
 
     def _give_back(self, work: _Work, places: list[Place], *, is_failure: bool) -> None:
         self._books.give_back(work.action.work_id, places, is_failure=is_failure)
@@ -251,7 +270,7 @@ class Checker:
         if any(other.action.owner_id == action.owner_id for other in self._works.values()):
             raise ViolationError(f"{action.work_id} starts while an attempt of its job may live")
         job.num_starts += 1
-        if job.num_starts > job.restart.budget + 1:
+        if job.num_starts > job.restart.budget + 1 + job.num_interruptions:
             raise ViolationError(f"{action.work_id} exceeds the budget of {job.restart.budget} restarts")
         if now_ns < job.not_before_ns:
             raise ViolationError(f"{action.work_id} starts before its back-off is over")

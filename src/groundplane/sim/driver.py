@@ -122,7 +122,7 @@ class SimDriver:
         """
         self.core = self.recovered() if core is None else core
         self.is_up = True
-        self.ended = {
+        self.ended |= {
             job.job_id: JobEnded(job.job_id, job.state, job.reason)  # type: ignore[arg-type]
             for job in self.core.state.jobs.values()
             if job.ended_ns >= 0

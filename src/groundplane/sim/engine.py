@@ -165,6 +165,12 @@ class SimEngine:
         if work.phase in {"starting", "running"}:
             self._ranks_ended(work, "failed")
 
+    def end_by_operator(self, work_id: str) -> None:
+        """Somebody ends a running work without a word to the control plane, as `down` does."""
+        work = self.works[work_id]
+        if work.phase in {"starting", "running"} and not work.lost_nodes:
+            self._ranks_ended(work, "stopped")
+
     def power_off(self, node_id: str) -> list[SimWork]:
         """The node dies with all that runs on it. Whether that can be proven is another matter."""
         node = self.nodes[node_id]

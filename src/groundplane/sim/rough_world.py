@@ -280,6 +280,7 @@ class RoughWorld:
             self._node_silent,
             self._node_dies,
             self._rank_crashes,
+            self._operator_ends_a_work,
             self._clock_jumps,
             self._control_plane_dies,
             self._cordon,
@@ -354,6 +355,12 @@ class RoughWorld:
         if running:
             self.num_faults += 1
             self.engine.crash_rank(self.random.choice(running))
+
+    def _operator_ends_a_work(self) -> None:
+        running = [work_id for work_id, work in self.engine.works.items() if work.phase == "running"]
+        if running:
+            self.num_faults += 1
+            self.engine.end_by_operator(self.random.choice(running))
 
     def _clock_jumps(self) -> None:
         self.num_faults += 1

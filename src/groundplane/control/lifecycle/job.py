@@ -1,4 +1,7 @@
-"""The life of a job, from the queue to its one end. Its attempts have a life of their own."""
+"""The life of a job, from the queue to its one end. Its attempts have a life of their own.
+
+`retry` is after a failure and waits its back-off; `requeued` is after a stop that was no failure of the job.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ JOB: Final = Lifecycle(
         ("running", "stop"): "stopping",
         ("running", "succeeded"): "succeeded",
         ("running", "retry"): "backing_off",
+        ("running", "requeued"): "queued",
         ("running", "failed"): "failed",
         ("stopping", "succeeded"): "succeeded",
         ("stopping", "retry"): "backing_off",

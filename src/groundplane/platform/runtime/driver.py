@@ -209,8 +209,8 @@ class Driver:
                     memory_bytes=offer.memory_bytes,
                 )
             )
-        elif (known.device_kind, len(known.devices)) != (offer.device_kind, offer.num_devices):
-            before = f"{len(known.devices)} of kind {known.device_kind}"
+        elif (known.device_kind, known.num_devices) != (offer.device_kind, offer.num_devices):
+            before = f"{known.num_devices} of kind {known.device_kind}"
             raise InputError(
                 f"must stay as it was when the state folder was made ({before})",
                 field="devices",

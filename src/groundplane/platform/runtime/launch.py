@@ -20,7 +20,6 @@ from groundplane.control.actions import StartWork
 from groundplane.control.core import ControlCore
 from groundplane.control.events import Gang
 from groundplane.control.placement import num_slots
-from groundplane.control.views import could_ever_fit
 from groundplane.platform.engines.contract import Launch
 from groundplane.platform.runtime.database import Database
 from groundplane.platform.runtime.store import Endpoint, Prepared
@@ -183,7 +182,7 @@ def check_gang(gang: Gang, core: ControlCore, *, what: str = "rank") -> None:
         InputError: says what is needed and what there is.
     """
     nodes = list(core.state.nodes.values())
-    num_devices = max((len(node.devices) for node in nodes), default=0)
+    num_devices = max((node.num_devices for node in nodes), default=0)
     memory_bytes = max((node.memory_bytes for node in nodes), default=0)
     if gang.devices_per_rank > num_devices:
         raise InputError(
@@ -197,11 +196,14 @@ def check_gang(gang: Gang, core: ControlCore, *, what: str = "rank") -> None:
             field=f"memory_per_{what}",
             value=show_bytes(gang.memory_bytes_per_rank),
         )
-    if not could_ever_fit(core, gang):
-        most = max(num_slots(len(node.devices), node.memory_bytes, gang) for node in nodes)
+    slots = Counter[str]()  # by device kind: a gang never spans two
+    for node in nodes:
+        slots[node.device_kind] += num_slots(node.num_devices, node.memory_bytes, gang)
+    most = max(slots.values(), default=0)
+    if most < gang.num_ranks:
         raise InputError(
             f"must be at most {most}: so many ranks of {gang.devices_per_rank} devices and "
-            f"{show_bytes(gang.memory_bytes_per_rank)} fit onto the largest node",
+            f"{show_bytes(gang.memory_bytes_per_rank)} fit onto all nodes of one kind",
             field="ranks",
             value=gang.num_ranks,
         )

@@ -242,7 +242,6 @@ def status(state: State) -> Status:
     services: dict[str, int] = {}
     for service in core.services.values():
         services[service.state] = services.get(service.state, 0) + 1
-    devices = [device for node in core.nodes.values() for device in node.devices]
     return Status(
         version=__version__,
         database=hidden_password(str(state.database.url)),
@@ -252,8 +251,8 @@ def status(state: State) -> Status:
         journal_seq=driver.seq,
         memory_bytes=_resident_bytes(),
         nodes=len(core.nodes),
-        devices=len(devices),
-        devices_leased=sum(bool(device.holder) for device in devices),
+        devices=sum(node.num_devices for node in core.nodes.values()),
+        devices_leased=sum(node.num_devices - node.num_free for node in core.nodes.values()),
         jobs=jobs,
         services=services,
     )
