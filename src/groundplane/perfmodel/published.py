@@ -224,7 +224,7 @@ def _usual_heads(hidden: int) -> int:
 def _shortened(model: LlmSpec, layers: int) -> LlmSpec:
     """The model cut to so many layers: leading layers of a kind of their own keep their share, at least one."""
     first = model.layers[0]
-    leading = next((place for place, layer in enumerate(model.layers) if layer != first), layers)
+    leading = next((place for place, layer in enumerate(model.layers) if layer != first), 1)
     kept = max(1, round(leading * layers / model.num_layers))
     cut = model.layers[:kept] + model.layers[leading : leading + layers - kept]
     return msgspec.structs.replace(model, layers=cut[:layers])
