@@ -25,6 +25,8 @@ SCALED_FORMATS: Final = ("fp8", "fp8_block", "fp4")
 """Formats whose operands are cast from bf16 before each product."""
 
 
+MOE_KINDS: Final[tuple[CollectiveKind, ...]] = ("moe_dispatch", "moe_combine")
+
 _SOFTMAX_GROUP: Final = 4
 _ALIGNED: Final = 8
 _UNALIGNED_COST: Final = 8.0
@@ -88,6 +90,10 @@ class _Linear:
     batch: FloatArray
 
 
+_SHAPE_FIELDS: Final = ("tp", "cp", "ep", "etp", "micro_batch")
+"""What the shapes of a rank's kernels depend on."""
+
+
 class LayerPricer:
     """Prices layers of one model on one chip under one stack, for some layouts.
 
@@ -121,6 +127,9 @@ class LayerPricer:
         several = layouts.num_chips > links.chips_per_domain
         self._hops_everywhere = several & profile.slow_gathers
         self._tensor_inside = np.minimum(layouts.tp, float(links.chips_per_domain))
+        # Kernels of one shape are priced once, however many layouts run them.
+        _, self._own_shape = layouts.unique_by(*_SHAPE_FIELDS)
+        self._one_of_shape = np.unique(self._own_shape, return_index=True)[1]
 
     def forward(self, layer: LayerSpec) -> Pass:
         """One layer forward."""
@@ -145,7 +154,7 @@ class LayerPricer:
         some = self.layouts.recompute == RECOMPUTE.index("block")
         result = result.plus(again, np.where(full, 1.0, np.where(some, self.layouts.recompute_share, 0.0)))
         core = Pass.nothing(len(self.layouts))
-        if not self.profile.fused_attention:
+        if not self.profile.fused_attention or layer.attention.sinks:
             self._add_attention(core, layer.attention, backward=False)
         if self.profile.selective_linears > 0:
             core.matmul += self.profile.selective_linears * again.matmul
@@ -232,10 +241,12 @@ class LayerPricer:
         passes: tuple[kernels.Which, ...] = ("data_gradient", "weight_gradient") if backward else ("forward",)
         for linear in linears:
             for which in passes:
+                one = self._one_of_shape
                 seconds = kernels.matmul_time_s(
-                    self.chip, name, linear.rows, linear.outputs, linear.inputs, linear.batch, which
-                )
-                result.matmul += seconds
+                    self.chip, name, linear.rows[one], linear.outputs[one], linear.inputs[one],
+                    linear.batch[one], which,
+                )  # fmt: skip
+                result.matmul += seconds[self._own_shape]
                 result.operators += 1.0
             if name in SCALED_FORMATS:
                 self._add_casts(result, linear, backward=backward)
@@ -249,13 +260,13 @@ class LayerPricer:
             weights = linear.inputs * linear.outputs * linear.batch
             elements = rows * linear.inputs + weights
         self._stream(result, elements * (2.0 + 2.0))
-        result.operators += 2.0
+        result.operators += 2.0 * linear.batch
 
     # Attention -----------------------------------------------------------------------------------------------
 
     def _add_attention(self, result: Pass, attention: AttentionSpec, *, backward: bool) -> None:
         heads = np.maximum(attention.heads / self.layouts.tp, 1.0)
-        if self.profile.fused_attention:
+        if self.profile.fused_attention and not attention.sinks:
             result.attention += self._fused(attention, heads, backward=backward)
             result.operators += 2.0 if backward else 1.0
         else:
@@ -264,27 +275,28 @@ class LayerPricer:
             self._add_context(result, attention, backward=backward)
 
     def _fused(self, attention: AttentionSpec, heads: FloatArray, *, backward: bool) -> FloatArray:
-        cp = self.layouts.cp
+        one = self._one_of_shape
+        cp, heads, micro_batch = self.layouts.cp[one], heads[one], self.layouts.micro_batch[one]
         kv_heads = np.maximum(
-            (attention.heads if attention.kv_rank else attention.kv_heads) / self.layouts.tp, 1.0
+            (attention.heads if attention.kv_rank else attention.kv_heads) / self.layouts.tp[one], 1.0
         )
         context = attention.mean_context(int(self.seq))
         whole = kernels.attention_time_s(
-            self.chip, self.precision.other, self.layouts.micro_batch, self.seq, self.seq, heads, kv_heads,
+            self.chip, self.precision.other, micro_batch, self.seq, self.seq, heads, kv_heads,
             attention.head_dim, causal=True, backward=backward, value_dim=attention.value_dim,
         )  # fmt: skip
         windowed = attention.window is not None and attention.window < self.seq
         if not windowed and not np.any(cp > 1):
-            return whole
+            return whole[self._own_shape]
         # A rank of a balanced ring holds a front and a back piece, so its queries see half of the keys on average;
         # of an unbalanced one the last rank sees all of them, all but half of its own piece.
         part = kernels.attention_time_s(
-            self.chip, self.precision.other, self.layouts.micro_batch, self.seq / cp, context, heads, kv_heads,
+            self.chip, self.precision.other, micro_batch, self.seq / cp, context, heads, kv_heads,
             attention.head_dim, causal=False, backward=backward, value_dim=attention.value_dim,
         )  # fmt: skip
         if not self.profile.balances_ring:
             part = part * (2.0 - 1.0 / cp)
-        return part if windowed else np.where(cp > 1, part, whole)
+        return (part if windowed else np.where(cp > 1, part, whole))[self._own_shape]
 
     def _add_stored_scores(
         self, result: Pass, attention: AttentionSpec, heads: FloatArray, *, backward: bool
@@ -374,11 +386,16 @@ class LayerPricer:
         width = self.model.hidden * self.precision.activation_bytes
         self._stream(result, 6.0 * routed * width + brought * moe.experts * 4.0 * 4.0)
         result.operators += 16.0
-        message = routed * width
         inside = np.clip(self.links.chips_per_domain / layouts.tp, 1.0, layouts.ep)
         domains = np.ceil(layouts.ep / inside)
-        each = collective_time_s(self.links, "all_to_all", message, inside, domains)
-        result.expert += np.where(layouts.ep > 1, 2.0 * each, 0.0)
+        # Either every copy of a token is sent, or each rank and domain gets it once and passes it on.
+        copies = collective_time_s(self.links, "all_to_all", routed * width, inside, domains)
+        once = [
+            collective_time_s(self.links, kind, brought * width, inside, domains, fan_out=moe.top_k)
+            for kind in MOE_KINDS
+        ]
+        seconds = np.minimum(2.0 * copies, once[0] + once[1])
+        result.expert += np.where(layouts.ep > 1, seconds, 0.0)
 
     def _add_hidden(self, result: Pass, layer: LayerSpec, *, backward: bool) -> None:
         """Norms, residuals and rotary positions, and whatever else the stack does on the hidden state."""
