@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundplane.catalog import (
@@ -108,6 +108,7 @@ def test_presets_that_are_not(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0, max_value=10))
 def test_slices_of_a_pod_hold_all_chips(power: int) -> None:
     shape = slice_shape(2**power, (16, 20, 28))

@@ -41,6 +41,7 @@ def _space(config: dict[str, Any] = DENSE, chips: int = 8, batch: int = 12, **fi
     return LayoutSpace(TrainingJob(llm_from_config(config), 32), chips, batch, fixed)
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=1, max_value=5000))
 def test_divisors(number: int) -> None:
     assert divisors(number) == [size for size in range(1, number + 1) if number % size == 0]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundplane.spec.cluster import (
@@ -119,6 +119,7 @@ def test_servers_without_cards_have_no_injection() -> None:
     )
 
 
+@settings(deadline=None, max_examples=30)
 @given(
     st.integers(min_value=2**20, max_value=2**45),
     st.floats(min_value=1e6, max_value=1e14),

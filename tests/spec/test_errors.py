@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundplane.spec.errors import InputError, nearest_name, unknown_name
@@ -40,6 +40,7 @@ def test_nearest_name_ignores_case_and_gives_up_when_far() -> None:
     assert nearest_name("zzz", ["h100", "a100"]) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(alphabet="abcdef123", min_size=1, max_size=6), min_size=1, max_size=40))
 def test_unknown_name_never_lists_more_than_twelve(names: list[str]) -> None:
     error = unknown_name("chip", "zz", names)

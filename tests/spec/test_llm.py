@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundplane.spec.errors import InputError
@@ -83,6 +83,7 @@ def test_kinds_of_attention(kv_heads: int, kind: str) -> None:
     assert AttentionSpec(8, kv_heads, 8, 8).kind == kind
 
 
+@settings(deadline=None)
 @given(
     st.integers(min_value=1, max_value=64),
     st.one_of(st.none(), st.integers(min_value=1, max_value=80)),

@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundplane.spec import units
@@ -59,6 +59,7 @@ def test_bits_bytes_and_binary_prefixes_stay_apart() -> None:
     assert rates == [1e9, 8e9, 8 * 2.0**30]
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0, max_value=10**6), st.sampled_from(SPELLINGS))
 def test_every_spelling_scales_exactly(number: int, spelling: tuple[str, str]) -> None:
     dimension = units.DIMENSIONS[spelling[0]]
@@ -67,12 +68,14 @@ def test_every_spelling_scales_exactly(number: int, spelling: tuple[str, str]) -
     assert units.parse_exact(f"{number}{spelling[1]}", dimension) == exact
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0, max_value=2**62))
 def test_whole_bytes_survive_exactly(size: int) -> None:
     assert units.parse_int(f"{size} B", units.BYTES) == size
     assert units.parse_int(size, units.BYTES) == size
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0, max_value=10**15))
 def test_nanoseconds_survive_exactly(time_ns: int) -> None:
     assert units.parse_ns(f"{time_ns} ns") == time_ns
@@ -86,6 +89,7 @@ SHOWN = [
 ]
 
 
+@settings(deadline=None)
 @given(st.floats(min_value=1.0, max_value=1e20), st.sampled_from(SHOWN))
 def test_what_is_shown_reads_back(value: float, shown: tuple[object, units.Dimension, float]) -> None:
     show, dimension, tolerance = shown
@@ -93,6 +97,7 @@ def test_what_is_shown_reads_back(value: float, shown: tuple[object, units.Dimen
     assert units.parse(text, dimension) == pytest.approx(value, rel=tolerance)
 
 
+@settings(deadline=None)
 @given(st.floats(min_value=1e-9, max_value=119.0))
 def test_short_durations_read_back(value: float) -> None:
     assert units.parse(units.show_duration(value), units.SECONDS) == pytest.approx(value, rel=6e-3)
