@@ -22,7 +22,8 @@ KILL_RANK_AT: Final = 0.4
 KILL_CONTROL_AT: Final = 0.75
 """Shares of all steps after which a fault is injected: each some steps behind a checkpoint."""
 
-POLL_S: Final = 0.1
+POLL_S: Final = 0.5
+"""Each look costs the ranks some milliseconds of their cores."""
 DEADLINE_S: Final = 600.0
 """The longest that one job may take before the tour gives up."""
 

@@ -7,7 +7,9 @@ The tokenizer is byte-level BPE with GPT-2's pre-tokenizer, because llama.cpp kn
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,6 +59,15 @@ def prepare(job_dir: Path, spec: TrainSpec, *, attempt: str) -> DataInfo:
         InputError: a row without text, or the folder was built for another corpus.
     """
     tokenizer_dir, data_dir = job_dir / "tokenizer", job_dir / "data"
+    if not (tokenizer_dir.is_dir() and data_dir.is_dir()):
+        # In a process of its own: what reading a corpus takes would stay with the rank while it trains.
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
+            other.submit(_build, job_dir, spec, attempt).result()
+    return _checked(data_dir, spec, tokenizer_id(tokenizer_dir))
+
+
+def _build(job_dir: Path, spec: TrainSpec, attempt: str) -> None:
+    tokenizer_dir, data_dir = job_dir / "tokenizer", job_dir / "data"
     if not tokenizer_dir.is_dir():
         built = _fresh(job_dir / f"tokenizer.tmp.{attempt}")
         save_tokenizer(train_tokenizer(spec), built, spec.seq)
@@ -65,7 +76,6 @@ def prepare(job_dir: Path, spec: TrainSpec, *, attempt: str) -> DataInfo:
         built = _fresh(job_dir / f"data.tmp.{attempt}")
         _encode(built, spec, load_tokenizer(tokenizer_dir), tokenizer_id(tokenizer_dir))
         publish_once(built, data_dir)
-    return _checked(data_dir, spec, tokenizer_id(tokenizer_dir))
 
 
 def tokenizer_id(tokenizer_dir: Path) -> str:
