@@ -26,7 +26,7 @@ tour: $(STAMP)
 	@"$(BIN)/groundplane" tour
 
 test: $(STAMP)
-	@"$(BIN)/python" scripts/test.py
+	@"$(BIN)/python" scripts/check.py
 
 clean:
 	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
