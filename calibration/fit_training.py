@@ -2,8 +2,8 @@
 
     python calibration/fit_training.py
 
-Facts of a stack stand in FACTS below. Residuals are those of runs that the fit had not seen (5 folds, runs of one
-model on as many equal chips together); each source is also left out whole.
+Facts of a stack stand in FACTS below. Residuals are those of runs that the fit had not seen (5 folds, runs
+of one model on as many equal chips together); each source is also left out whole.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ from groundplane.perfmodel.validation.training import cases_of
 FILES = ("training_measured.csv", "training_measured_vtrain_single.csv", "training_measured_nanotron.csv")
 LEAST_FOR_A_SPREAD = 12
 
+_GPT2021 = StackProfile(
+    "megatron-lm", fused_attention=False, overlaps_backward=False, gathers_ahead=False, gradient_bytes=2.0
+)
+_NANOTRON = StackProfile(
+    "nanotron",
+    balances_stages=True,
+    overlaps_backward=False,
+    gathers_ahead=False,
+    host_s_per_operator=6e-5,
+    hop_s=4e-5,
+)
+
 FACTS = (
-    StackProfile("megatron-core", fused_loss=True, ties_tensor_backward=True),
-    StackProfile(
-        "megatron-lm", fused_attention=False, overlaps_backward=False, gathers_ahead=False, gradient_bytes=2.0
-    ),
-    StackProfile(
-        "megatron-deepspeed",
-        fused_attention=False,
-        overlaps_backward=False,
-        gathers_ahead=False,
-        gradient_bytes=2.0,
-    ),
-    StackProfile(
-        "megatron-deepspeed-zero",
-        fused_attention=False,
-        overlaps_backward=False,
-        gathers_ahead=False,
-        gradient_bytes=2.0,
-    ),
+    StackProfile("megatron-core", fused_loss=True, ties_tensor_backward=True, overlaps_experts=True),
+    StackProfile("megatron-core-plain", fused_loss=True, overlaps_backward=False, gathers_ahead=False),
+    _GPT2021,
+    msgspec.structs.replace(_GPT2021, name="megatron-deepspeed"),
+    msgspec.structs.replace(_GPT2021, name="megatron-deepspeed-zero"),
     StackProfile("megascale", ties_tensor_backward=True),
     StackProfile("llm-foundry", gradient_bytes=2.0),
-    StackProfile("torchtitan"),
+    StackProfile("torchtitan", balances_ring=False, selective_linears=0.5),
     StackProfile("internevo", gradient_bytes=2.0),
-    StackProfile("nanotron", balances_stages=True, overlaps_backward=False, gathers_ahead=False),
+    _NANOTRON,
+    msgspec.structs.replace(_NANOTRON, name="nanotron-stalling", slow_gathers=True, stall_s=1.3, hop_s=2e-4),
+    msgspec.structs.replace(_NANOTRON, name="nanotron-late", slow_gathers=True, hop_s=3e-4),
     StackProfile("maxtext"),
 )
 """What each stack does; numbers here are where its fit begins."""
@@ -66,18 +67,19 @@ def main() -> None:
     every: dict[str, list[float]] = {"": [], ", inferred": []}
     for facts in FACTS:
         own = [case for case in cases if case.stack == facts.name]
-        profile = fit(own, facts)
+        pricer = CasePricer(own)
+        profile = fit(pricer, own, facts)
         profiles.append(profile)
-        ratios = unseen_ratios(own, facts)
+        ratios = unseen_ratios(pricer, own, facts)
         for suffix, complete in (("", True), (", inferred", False)):
             mine = [r for r, case in zip(ratios.tolist(), own, strict=True) if case.complete == complete]
             every[suffix] += mine
             if len(mine) >= LEAST_FOR_A_SPREAD:
                 spreads[facts.name + suffix] = evidence(mine, facts.name)
         for source in dict.fromkeys(case.source for case in own):
-            rest = [case for case in own if case.source != source]
-            without[source] = fit(rest, facts) if rest else facts
-        report(profile, own, ratios)
+            rest = np.array([float(case.source != source) for case in own])
+            without[source] = fit(pricer, own, facts, rest) if rest.any() else facts
+        report(profile, pricer, own, ratios)
     for suffix, ratios_of_all in every.items():
         spreads["any" + suffix] = evidence(ratios_of_all, "all stacks")
     write(cases, used, profiles, spreads, without)
@@ -95,9 +97,10 @@ def read_cases() -> tuple[list[Case], dict[str, int]]:
     return cases, used
 
 
-def fit(cases: Sequence[Case], start: StackProfile) -> StackProfile:
-    measured = np.array([case.measured_s for case in cases])
-    fitted = fit_profile(CasePricer(cases), measured, start)
+def fit(
+    pricer: CasePricer, cases: Sequence[Case], start: StackProfile, seen: np.ndarray | None = None
+) -> StackProfile:
+    fitted = fit_profile(pricer, cases, start, seen)
     return msgspec.structs.replace(fitted, **{name: float(f"{getattr(fitted, name):.4g}") for name in FITTED})
 
 
@@ -107,10 +110,10 @@ def evidence(ratios: Sequence[float], what: str) -> Evidence:
     return Evidence(grade, float(low), float(middle), float(high), len(ratios), f"unseen folds of {what}")
 
 
-def report(profile: StackProfile, cases: Sequence[Case], ratios: np.ndarray) -> None:
+def report(profile: StackProfile, pricer: CasePricer, cases: Sequence[Case], ratios: np.ndarray) -> None:
     numbers = {name: getattr(profile, name) for name in FITTED}
     sys.stdout.write(f"\n{profile.name}: {numbers}\n")
-    predicted = CasePricer(cases).step_s({profile.name: profile})
+    predicted = pricer.step_s({profile.name: profile})
     for source in dict.fromkeys(case.source for case in cases):
         mine = np.array([case.source == source for case in cases])
         measured = np.array([case.measured_s for case in cases])[mine]

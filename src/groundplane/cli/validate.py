@@ -70,6 +70,20 @@ def network(data: Path | None, as_json: bool) -> None:
     output(validate_network(data), as_json)
 
 
+@validate_command.command("memory", epilog="Example: groundplane validate memory --data sweep.csv --json")
+@DATA_OPTION
+@JSON_OPTION
+def memory(data: Path | None, as_json: bool) -> None:
+    """Memory of training runs, and which of them ran out of it (where the file says so)."""
+    from groundplane.perfmodel.validation.memory import validate_memory
+
+    found = validate_memory(data)
+    output(found, as_json)
+    accuracy = as_plain(found)["pooled"]["balanced_accuracy_pct"]
+    if not as_json and accuracy is not None:
+        click.echo(f"\nFit told from out of memory: balanced accuracy {accuracy:.1f} %")
+
+
 def output(report: Any, as_json: bool) -> None:
     """A report for programs or for people."""
     if as_json:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from groundplane.perfmodel.evidence import FloatArray
-from groundplane.perfmodel.memory import rough_rank_bytes
+from groundplane.perfmodel.memory_profile import memory_profile
+from groundplane.perfmodel.memory_training import training_memory, usable_bytes
 from groundplane.perfmodel.profiles import FACTS, StackProfile
 from groundplane.perfmodel.published import Case
 from groundplane.perfmodel.strategy import Layouts
@@ -16,8 +17,6 @@ from groundplane.perfmodel.training import StepModel, TrainingJob
 LAYOUT_FIELDS = (
     "tp", "cp", "pp", "vpp", "ep", "dp", "micro_batch", "num_micro", "zero", "sequence_parallel", "recompute",
 )  # fmt: skip
-USABLE_MEMORY = 0.95
-"""Share of a chip's memory that a run may fill."""
 
 
 class CasePricer:
@@ -32,7 +31,8 @@ class CasePricer:
         groups: dict[tuple[object, ...], list[int]] = {}
         for index, case in enumerate(cases):
             precision = (case.precision.linear, case.precision.other)
-            key = (case.stack, id(case.model), case.model.name, case.model.num_layers, case.model.hidden, case.seq,
+            key = (case.stack, id(case.model), case.model.name, case.model.num_layers, case.model.hidden,
+            case.seq,
                    id(case.cluster), precision)  # fmt: skip
             groups.setdefault(key, []).append(index)
         self._groups = [_Group([cases[index] for index in indices], indices) for indices in groups.values()]
@@ -79,8 +79,9 @@ class _Group:
 
     def _fitting(self) -> np.ndarray:
         """Candidates that fit in memory; where none of a case does, the one that needs least."""
-        needed = rough_rank_bytes(self.job.model, self.job.seq, self.layouts)
-        allowed = needed <= USABLE_MEMORY * self.cases[0].cluster.chip.memory_bytes
+        profile = memory_profile(self.cases[0].stack)
+        needed = training_memory(self.job.model, self.job.seq, self.layouts, profile).needed_bytes
+        allowed = needed <= usable_bytes(self.cases[0].cluster.chip.memory_bytes, profile)
         for position in range(len(self.cases)):
             mine = self.owner == position
             if not allowed[mine].any():

@@ -1,6 +1,8 @@
-"""Communication between replicas: gradients and weights, plain, sharded by ZeRO, or gathered layer by layer (FSDP).
+"""Communication between replicas: gradients and weights, plain, sharded by ZeRO, or gathered layer by layer
+(FSDP).
 
-Knows how large each rank's share is and how long the collectives take; what of it shows follows from a profile.
+Knows how large each rank's share is and how long the collectives take; what of it shows follows from a
+profile.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from groundplane.perfmodel.strategy import RECOMPUTE
 
 
 def null_step_s(cases: Sequence[Case], efficiency: float) -> FloatArray:
-    """Seconds of a step: model FLOPs, with recompute where stated, at one share of peak, plus (pp - 1) / m of it."""
+    """Seconds of a step: model FLOPs (stated recompute too) at one share of peak, plus (pp - 1) / m of it."""
     return np.array([_ideal_s(case) / efficiency for case in cases])
 
 

@@ -1,8 +1,8 @@
 """Benchmark time of the operators of one layer, forward and backward, for many layouts at once.
 
-Each operator is listed from the architecture: its products by shape, attention, what memory-bound operators read
-and write, how many operators the host launches, and the communication that a layer waits for. Shapes are those of
-one rank. Knows nothing of pipelines, steps or data parallelism.
+Each operator is listed from the architecture: its products by shape, attention, what memory-bound operators
+read and write, how many operators the host launches, and the communication that a layer waits for. Shapes
+are those of one rank. Knows nothing of pipelines, steps or data parallelism.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from groundplane.perfmodel import kernels
 from groundplane.perfmodel.collectives import CollectiveKind, Links, collective_time_s
-from groundplane.perfmodel.evidence import FloatArray
+from groundplane.perfmodel.evidence import FloatArray, Numbers
 from groundplane.perfmodel.profiles import StackProfile
 from groundplane.perfmodel.strategy import RECOMPUTE, Layouts
 from groundplane.spec.cluster import ChipSpec
@@ -30,12 +30,13 @@ MOE_KINDS: Final[tuple[CollectiveKind, ...]] = ("moe_dispatch", "moe_combine")
 _SOFTMAX_GROUP: Final = 4
 _ALIGNED: Final = 8
 _UNALIGNED_COST: Final = 8.0
-"""Batched products with a width that is no multiple of 16 bytes leave the tensor cores: a quarter of the peak at half
-of the efficiency."""
+"""Batched products with a width that is no multiple of 16 bytes leave the tensor cores: a quarter of the
+peak at half of the efficiency."""
 
 
 class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Number formats of a run: of linear layers, of attention and the head, and bytes of one activation element."""
+    """Number formats of a run: of linear layers, of attention and the head, and bytes of one activation
+    element."""
 
     linear: str = "bf16"
     other: str = "bf16"
@@ -46,12 +47,15 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Pass:
     """Benchmark seconds of one pass of one micro-batch through a part of the model, by kind.
 
-    `hidden` is one more read or write of the hidden state in each layer, which a stack may do several times;
-    `operators` counts what the host launches. Communication is all of it, none hidden: `tensor` and `expert` are
-    what a layer waits for, `hops` counts the ranks that tensor collectives go past, `beside` can run beside weight gradients, `context` beside attention.
+    `scaled` are products in formats with scales (fp8, fp4), `matmul` all others. `hidden` is one more read
+    or write of the hidden state in each layer, which a stack may do several times; `operators` counts what
+    the host launches. Communication is all of it, none hidden: `tensor` and `expert` are what a layer waits
+    for, `hops` counts the ranks that tensor collectives go past, `beside` can run beside weight gradients,
+    `context` beside attention.
     """
 
     matmul: FloatArray
+    scaled: FloatArray
     attention: FloatArray
     memory_bound: FloatArray
     hidden: FloatArray
@@ -70,10 +74,6 @@ class Pass:
     def plus(self, other: Pass, times: FloatArray | float = 1.0) -> Pass:
         """This pass and `times` another."""
         return Pass(*(getattr(self, f.name) + times * getattr(other, f.name) for f in fields(Pass)))
-
-    def scaled(self, times: FloatArray | float) -> Pass:
-        """The pass `times` over."""
-        return Pass(*(getattr(self, f.name) * times for f in fields(Pass)))
 
     def take(self, index: np.ndarray) -> Pass:
         """The pass at an index of layouts."""
@@ -158,6 +158,7 @@ class LayerPricer:
             self._add_attention(core, layer.attention, backward=False)
         if self.profile.selective_linears > 0:
             core.matmul += self.profile.selective_linears * again.matmul
+            core.scaled += self.profile.selective_linears * again.scaled
             core.memory_bound += again.memory_bound
             core.hidden += again.hidden
             core.operators += again.operators
@@ -194,7 +195,8 @@ class LayerPricer:
         forward.tensor += np.where(self.layouts.tp > 1, self._tensor_s("all_reduce", size), 0.0)
         return forward, backward
 
-    # Products ------------------------------------------------------------------------------------------------
+    # Products
+    # ------------------------------------------------------------------------------------------------
 
     def _attention_linears(self, attention: AttentionSpec) -> list[_Linear]:
         tp, hidden = self.layouts.tp, float(self.model.hidden)
@@ -262,7 +264,8 @@ class LayerPricer:
         self._stream(result, elements * (2.0 + 2.0))
         result.operators += 2.0 * linear.batch
 
-    # Attention -----------------------------------------------------------------------------------------------
+    # Attention
+    # -----------------------------------------------------------------------------------------------
 
     def _add_attention(self, result: Pass, attention: AttentionSpec, *, backward: bool) -> None:
         heads = np.maximum(attention.heads / self.layouts.tp, 1.0)
@@ -288,8 +291,8 @@ class LayerPricer:
         windowed = attention.window is not None and attention.window < self.seq
         if not windowed and not np.any(cp > 1):
             return whole[self._own_shape]
-        # A rank of a balanced ring holds a front and a back piece, so its queries see half of the keys on average;
-        # of an unbalanced one the last rank sees all of them, all but half of its own piece.
+        # A rank of a balanced ring holds a front and a back piece, so its queries see half of the keys on
+        # average; of an unbalanced one the last rank sees all of them, all but half of its own piece.
         part = kernels.attention_time_s(
             self.chip, self.precision.other, micro_batch, self.seq / cp, context, heads, kv_heads,
             attention.head_dim, causal=False, backward=backward, value_dim=attention.value_dim,
@@ -303,13 +306,13 @@ class LayerPricer:
     ) -> None:
         """Attention as products and a fused scale-mask-softmax with dropout, scores stored in 2 bytes.
 
-        Forward reads and writes each score for softmax (2 + 2 bytes) and dropout (2 + 2 + 1 for the mask); backward
-        for dropout (2 + 1 + 2) and softmax (2 + 2 + 2).
+        Forward reads and writes each score for softmax (2 + 2 bytes) and dropout (2 + 2 + 1 for the mask);
+        backward for dropout (2 + 1 + 2) and softmax (2 + 2 + 2).
         """
         layouts = self.layouts
         count = layouts.micro_batch * heads
         queries = self.seq / layouts.cp
-        shapes = (
+        shapes: tuple[tuple[Numbers, Numbers, Numbers], ...] = (
             (queries, self.seq, float(attention.head_dim)),
             (queries, float(attention.value_dim), self.seq),
         )
@@ -323,9 +326,12 @@ class LayerPricer:
                 result.attention += seconds * (1.0 if aligned else _UNALIGNED_COST)
                 result.operators += 1.0
         scores = count * queries * self.seq
-        self._stream(result, scores * (11.0 if backward else 9.0))
+        # Stacks that store scores by choice drop some out as well; where sinks force it, softmax is all.
+        passes = (9.0, 11.0) if not self.profile.fused_attention else (4.0, 6.0)
+        self._stream(result, scores * passes[backward])
         result.operators += 3.0
-        # Megatron's fused softmax works on four score matrices at a time; else it is scale, mask, cast and softmax.
+        # Megatron's fused softmax works on four score matrices at a time; else it is scale, mask, cast and
+        # softmax.
         alone = count % _SOFTMAX_GROUP != 0
         apart = Pass.nothing(len(layouts))
         self._stream(apart, scores * 16.0)
@@ -363,10 +369,7 @@ class LayerPricer:
             self._add_experts(result, layer.moe, backward=backward)
 
     def _add_activation(self, result: Pass, elements: FloatArray, gated: bool, *, backward: bool) -> None:
-        if gated:
-            passes = 5.0 if backward else 3.0
-        else:
-            passes = 3.0 if backward else 2.0
+        passes = (3.0, 5.0)[backward] if gated else (2.0, 3.0)[backward]
         self._stream(result, passes * elements * self.precision.activation_bytes)
         result.operators += 1.0
 
@@ -416,10 +419,11 @@ class LayerPricer:
     # Communication of the layer ----------------------------------------------------------------------------
 
     def _add_tensor(self, result: Pass, layer: LayerSpec, *, backward: bool) -> None:
-        """Each block reduces its output over the tensor ranks; with sequence parallelism it also gathers its input.
+        """Each block reduces its output over the tensor ranks; with sequence parallelism it also gathers its
+        input.
 
-        A ring all-reduce is a reduce-scatter and an all-gather, so both move the same bytes. Backward gathers the
-        input once more for the weight gradient.
+        A ring all-reduce is a reduce-scatter and an all-gather, so both move the same bytes. Backward
+        gathers the input once more for the weight gradient.
         """
         if not np.any(self.layouts.tp > 1):
             return

@@ -31,9 +31,9 @@ def stage_kinds(
 ) -> list[StageKind]:
     """How layers are dealt to pipeline stages, in order.
 
-    Without weights every stage gets as many layers as any other, the first ones one more where they do not divide.
-    With weights (work of each layer) a stage takes layers until the work so far reaches its even share, the head
-    counted in, as stacks that balance by work do.
+    Without weights every stage gets as many layers as any other, the first ones one more where they do not
+    divide. With weights (work of each layer) a stage takes layers until the work so far reaches its even
+    share, the head counted in, as stacks that balance by work do.
 
     Args:
         kinds: kind of each layer, in order.
@@ -88,10 +88,11 @@ def pipeline_s(
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """Seconds in which the slowest stage works, and the bubble beside it.
 
-    1F1B waits for the other stages once: all stages' times but the slowest's (Narayanan et al. 2021, section 2.2.1,
-    for unequal stages). Interleaving v chunks divides that by v (section 2.2.2). Zero-bubble fills it with weight
-    gradients, half of the backward pass: F + B - W of each stage is left (Qi et al. 2023, ZB-H1). DualPipe runs
-    from both ends at once: (pp / 2 - 1) of F + B - 3 W with forward and backward overlapped (DeepSeek-V3, table 2).
+    1F1B waits for the other stages once: all stages' times but the slowest's (Narayanan et al. 2021, section
+    2.2.1, for unequal stages). Interleaving v chunks divides that by v (section 2.2.2). Zero-bubble fills it
+    with weight gradients, half of the backward pass: F + B - W of each stage is left (Qi et al. 2023,
+    ZB-H1). DualPipe runs from both ends at once: (pp / 2 - 1) of F + B - 3 W with forward and backward
+    overlapped (DeepSeek-V3, table 2).
 
     Args:
         slowest: forward and backward of one micro-batch on the slowest stage.

@@ -1,8 +1,8 @@
 """Software stacks as the model sees them: facts about what a stack does, and a handful of fitted numbers.
 
-Every number is physics that a profiler could show: how much of a kernel's benchmark rate is held over a step, what
-a layer's host code takes, how much communication hides. Nothing is per model or per measurement. The fitted
-values lie in `catalog/calibration/training.json` with the manifest of what they were fitted to.
+Every number is physics that a profiler could show: how much of a kernel's benchmark rate is held over a
+step, what a layer's host code takes, how much communication hides. Nothing is per model or per measurement.
+The fitted values lie in `catalog/calibration/training.json` with the manifest of what they were fitted to.
 """
 
 from __future__ import annotations
@@ -28,22 +28,28 @@ class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
         balances_stages: embedding and head count as work when layers are dealt to pipeline stages.
         gradient_bytes: of one gradient element, as reduced.
         gathers_in_fp32: sharded weights travel as float32.
-        balances_ring: ranks of context parallelism hold a front and a back piece, so that causal work is even.
-        selective_linears: share of the linear layers that selective recompute computes again, with all
+        overlaps_experts: tokens travel to experts in other scale-up domains while another micro-batch
+        computes. balances_ring: ranks of context parallelism hold a front and a back piece, so that causal
+        work is even. selective_linears: share of the linear layers that selective recompute computes again,
+        with all
             memory-bound operators; 0 where it means the attention core only.
         slow_gathers: in jobs over several nodes `hop_s` is paid by tensor groups within a node too.
         ties_tensor_backward: tensor-parallel reductions of the backward pass run beside weight gradients.
 
     Fitted (see `FITTED`):
-        sustained: share of a kernel's benchmark rate that is held over a step (clocks under load, cold caches,
+        sustained: share of a kernel's benchmark rate that is held over a step (clocks under load, cold
+        caches,
             gaps between kernels).
+        scaled_rate: speed of the stack's fp8 and fp4 products relative to those of the inference libraries
+        that
+            kernels were timed with.
         small_share: as `sustained`, for memory-bound operators against the streaming rate.
         hidden_passes: reads or writes of the hidden state per layer and pass beyond those of fused kernels.
         host_s_per_operator: host time to launch one operator of the forward pass.
         step_overhead_s: what a step costs once: batch, loss to the host, logging, optimizer's bookkeeping.
-        stall_s: seconds that each micro-batch stands still whatever its size (synchronisation, collection of garbage).
-        hop_s: what each rank of a tensor group that spans nodes adds to a collective beyond its benchmark.
-        link_share: share of the benchmarked speed of collectives that is reached beside computing.
+        stall_s: seconds that each micro-batch stands still whatever its size (synchronisation, collection of
+        garbage). hop_s: what each rank of a tensor group that spans nodes adds to a collective beyond its
+        benchmark. link_share: share of the benchmarked speed of collectives that is reached beside computing.
         exposed_share: share of overlapped communication that shows all the same, as compute slowed by it.
         optimizer_passes: reads or writes of a float32 word per parameter of the rank in an optimizer step.
     """
@@ -58,9 +64,11 @@ class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
     gathers_in_fp32: bool = False
     ties_tensor_backward: bool = False
     slow_gathers: bool = False
+    overlaps_experts: bool = False
     balances_ring: bool = True
     selective_linears: float = 0.0
     sustained: float = 0.93
+    scaled_rate: float = 1.0
     small_share: float = 0.9
     hidden_passes: float = 2.0
     host_s_per_operator: float = 8e-6
@@ -74,6 +82,7 @@ class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
 
 FITTED = (
     "sustained",
+    "scaled_rate",
     "small_share",
     "hidden_passes",
     "host_s_per_operator",

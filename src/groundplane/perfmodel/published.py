@@ -1,8 +1,9 @@
 """Published training runs, row by row, as cases that the model can price.
 
-Reads rows with the columns of the reference table (one metric a row; rows of one run share all other columns).
-Facts that a row states are taken; what it leaves open is filled by rules that hold for every source alike and
-marks the run as inferred; a run that cannot be priced is listed with the reason. Does no I/O.
+Reads rows with the columns of the reference table (one metric a row; rows of one run share all other
+columns). Facts that a row states are taken; what it leaves open is filled by rules that hold for every
+source alike and marks the run as inferred; a run that cannot be priced is listed with the reason. Does no
+I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 from groundplane.catalog.resolve import model_names, resolve_llm, resolve_server
 from groundplane.catalog.store import Catalog
 from groundplane.perfmodel.operators import Precision
-from groundplane.perfmodel.sources import batch_is_split, splits_sequence, stack_of
+from groundplane.perfmodel.sources import batch_is_split, shards_optimizer, splits_sequence, stack_of
 from groundplane.perfmodel.validation import table
 from groundplane.perfmodel.validation.report import Excluded
 from groundplane.spec.cluster import ClusterSpec
@@ -28,9 +29,9 @@ from groundplane.spec.llm import AttentionSpec, LayerSpec, LlmSpec, MlpSpec, Nor
 Row = Mapping[str, str]
 
 COLUMNS: Final = (
-    "source", "where", "model", "n_params_b", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts",
-    "topk", "seq_len", "chip", "n_chips", "precision", "tp", "sp", "cp", "pp", "vpp", "ep", "dp", "fsdp_or_zero",
-    "recompute", "micro_batch", "global_batch", "metric", "value", "notes",
+    "source", "where", "model", "n_params_b", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab",
+    "experts", "topk", "seq_len", "chip", "n_chips", "precision", "tp", "sp", "cp", "pp", "vpp", "ep", "dp",
+    "fsdp_or_zero", "recompute", "micro_batch", "global_batch", "metric", "value", "notes",
 )  # fmt: skip
 """Columns that a table of training runs must have."""
 
@@ -109,6 +110,8 @@ def _case(run: Run) -> Case:
         raise InputError("no time metric (memory belongs to validate memory)")
     if "[QC]" in shared["notes"] or "[QC:" in shared["notes"]:
         raise InputError("marked as wrong in its source")
+    if re.search(r"\bLoRA\b", shared["model"]):
+        raise InputError("fine-tuning by LoRA, which has no weight gradients: not modelled")
     num_chips = _whole(shared, "n_chips")
     if num_chips is None:
         raise InputError("states no number of chips")
@@ -131,7 +134,8 @@ def _case(run: Run) -> Case:
     )  # fmt: skip
 
 
-# Model ---------------------------------------------------------------------------------------------------------
+# Model
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _model(shared: Row, opened: list[str]) -> LlmSpec:
@@ -166,6 +170,7 @@ def _model(shared: Row, opened: list[str]) -> LlmSpec:
     return _plain_model(shared["model"], layers, hidden, ffn, heads, kv_heads, vocab, gated)
 
 
+@functools.cache
 def _plain_model(
     name: str, layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab: int, gated: bool
 ) -> LlmSpec:
@@ -187,7 +192,8 @@ def _plain_model(
 def _gated(
     name: str, layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab: int, params: float | None
 ) -> bool:
-    """Two or three feed-forward matrices: by the name of the family, else whichever meets the stated parameters."""
+    """Two or three feed-forward matrices: by the name of the family, else whichever meets the stated
+    parameters."""
     if re.search(r"llama|mistral|qwen|internlm|gemma|phi-3|yi-", name, re.IGNORECASE):
         return True
     if re.search(r"gpt|mpt|opt|bloom|megatron|mt-nlg|falcon|pythia|neox|nemotron", name, re.IGNORECASE):
@@ -203,7 +209,8 @@ def _gated(
 
 
 def _usual_shape(params_b: float, stages: int) -> tuple[int, int]:
-    """(hidden, layers) of a GPT of a size: a hidden width about 128 times its layers, layers a multiple of `stages`."""
+    """(hidden, layers) of a GPT of a size: a hidden width about 128 times its layers, layers a multiple of
+    `stages`."""
     best = (0.0, 1024, 24)
     for hidden in range(1024, 32769, 512):
         layers = max(stages, round(params_b * 1e9 / (12 * hidden**2) / stages) * stages)
@@ -216,13 +223,15 @@ def _usual_shape(params_b: float, stages: int) -> tuple[int, int]:
 
 
 def _usual_heads(hidden: int) -> int:
-    """Heads where a run states none: of the multiples of 16 that divide the width, that with heads nearest to 128 wide."""
+    """Heads where a run states none: of the multiples of 16 that divide the width, that with heads nearest
+    to 128 wide."""
     fitting = [heads for heads in range(16, hidden // 16 + 1, 16) if hidden % heads == 0]
     return min(fitting, key=lambda heads: abs(hidden / heads - 128), default=max(1, hidden // 128))
 
 
 def _shortened(model: LlmSpec, layers: int) -> LlmSpec:
-    """The model cut to so many layers: leading layers of a kind of their own keep their share, at least one."""
+    """The model cut to so many layers: leading layers of a kind of their own keep their share, at least
+    one."""
     first = model.layers[0]
     leading = next((place for place, layer in enumerate(model.layers) if layer != first), 1)
     kept = max(1, round(leading * layers / model.num_layers))
@@ -242,7 +251,8 @@ def _known_names() -> dict[str, str]:
 
 @functools.cache
 def _named_model(name: str) -> LlmSpec | None:
-    """The model of the catalogue that goes by a name, whatever its punctuation; a cut or remark is left aside."""
+    """The model of the catalogue that goes by a name, whatever its punctuation; a cut or remark is left
+    aside."""
     plain = re.sub(r"\(.*?\)|\d+[- ]layers?( cut)?|-base|-instruct|-pretrain", " ", name.lower())
     key = re.sub(r"[^a-z0-9]", "", plain)
     known = _known_names()
@@ -252,7 +262,8 @@ def _named_model(name: str) -> LlmSpec | None:
     return None
 
 
-# Cluster -------------------------------------------------------------------------------------------------------
+# Cluster
+# -------------------------------------------------------------------------------------------------------
 
 
 def _cluster(shared: Row, num_chips: int) -> ClusterSpec:
@@ -294,14 +305,12 @@ def _node_bytes_per_s(notes: str) -> float | None:
 
 
 def _chip_name(text: str, catalog: Catalog) -> str:
-    """The chip of the catalogue; remarks in brackets are left aside; one named without its socket is a PCIe card.
+    """The chip of the catalogue; remarks in brackets are left aside.
 
     Raises:
         InputError: no such chip.
     """
     plain = re.sub(r"\(.*?\)", "", text).strip()
-    if re.fullmatch(r"[AH]100-80GB", plain):
-        plain += "-PCIe"
     tries = [plain, text, plain.replace(" ", "-"), re.sub(r"\s\d+GB.*$", "", plain)]
     for name in tries:
         if catalog.has("chips", name):
@@ -325,7 +334,8 @@ def _precision(text: str, opened: list[str]) -> Precision:
     return Precision()
 
 
-# Layout --------------------------------------------------------------------------------------------------------
+# Layout
+# --------------------------------------------------------------------------------------------------------
 
 
 def _fixed_layout(shared: Row, num_chips: int, stack: str, opened: list[str]) -> dict[str, float]:
@@ -350,7 +360,7 @@ def _fixed_layout(shared: Row, num_chips: int, stack: str, opened: list[str]) ->
         fixed["zero"] = 2.0 if "shard_grad_op" in zero else 3.0
     elif "zero-2" in zero:
         fixed["zero"] = 2.0
-    elif "zero-1" in zero or "distributed optimizer" in zero:
+    elif "zero-1" in zero or "distributed optimizer" in zero or (not zero and shards_optimizer(stack)):
         fixed["zero"] = 1.0
     group = re.search(r"(?:group|within|fsdp=)\s*(\d+)", zero)
     if group and "layout" not in opened:
@@ -415,7 +425,8 @@ def _recompute(text: str) -> int | None:
     return 0 if low in ("none", "no") else None
 
 
-# Time ----------------------------------------------------------------------------------------------------------
+# Time
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _step_s(

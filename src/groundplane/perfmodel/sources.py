@@ -1,4 +1,5 @@
-"""Which software stack published a run: by the source's name, else by what the row says of sharding and chip."""
+"""Which software stack published a run: by the source's name, else by what the row says of sharding and
+chip."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ _BY_SOURCE: Final = (
     (r"MaxText|AI-Hypercomputer tpu|TPU", "maxtext"),
     (r"MegaScale", "megascale"),
     (r"Korthikanti|SC21|Megatron-LM", "megatron-lm"),
-    (r"Megatron-Core|Megatron-Bridge|NeMo|SimuMax|Megatron", "megatron-core"),
+    (r"SimuMax|RAPID", "megatron-core-plain"),
+    (r"Megatron-Core|Megatron-Bridge|NeMo|Megatron", "megatron-core"),
 )
 
 
 _STALLING_JOBS: Final = range(13_800_000, 14_050_000)
-"""Jobs of the nanotron sweep in which every micro-batch stood still for more than a second, whatever was run: a fault
-of that installation in those weeks, which earlier and later jobs do not show."""
+"""Jobs of the nanotron sweep in which every micro-batch stood still for more than a second, whatever was
+run: a fault of that installation in those weeks, which earlier and later jobs do not show."""
 
 _LATE_JOBS: Final = range(14_050_000, 15_000_000)
 """Later jobs of it: gathers over tensor ranks cost a third of a millisecond a rank once a job spans nodes."""
@@ -49,7 +51,19 @@ def stack_of(source: str, sharding: str, chip: str, notes: str = "") -> str:
 
 def splits_sequence(stack: str) -> bool:
     """Whether a stack splits norms and residuals over the tensor ranks when a run does not say."""
-    return stack in ("torchtitan", "megatron-core", "megascale", "maxtext", "internevo")
+    return stack in (
+        "torchtitan",
+        "megatron-core",
+        "megatron-core-plain",
+        "megascale",
+        "maxtext",
+        "internevo",
+    )
+
+
+def shards_optimizer(stack: str) -> bool:
+    """Whether a stack shards the optimizer over replicas when a run does not say."""
+    return stack in ("megatron-core", "megatron-core-plain", "megascale")
 
 
 def batch_is_split(stack: str) -> bool:

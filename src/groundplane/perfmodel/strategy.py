@@ -1,7 +1,7 @@
 """How a training job is laid out over chips: many layouts at once, one array a field.
 
-Order of ranks, innermost first: tensor, context, data (experts within it), pipeline. Knows what a layout is and
-what makes one impossible; knows no time and no memory.
+Order of ranks, innermost first: tensor, context, data (experts within it), pipeline. Knows what a layout is
+and what makes one impossible; knows no time and no memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from groundplane.spec.errors import InputError, nearest_name, unknown_name
 from groundplane.spec.llm import LlmSpec
 
 RECOMPUTE: Final = ("none", "selective", "full", "block")
-"""What is computed again in the backward pass: nothing, the attention core, every layer, or a share of layers."""
+"""What is computed again in the backward pass: nothing, the attention core, every layer, or a share of
+layers."""
 
 SCHEDULES: Final = ("1f1b", "interleaved", "zero-bubble", "dualpipe")
 
@@ -136,9 +137,10 @@ def parse_layout(text: str) -> dict[str, float]:
         InputError: an unknown name, no number, or a size below 1.
     """
     known = {
-        "tp": "tp", "cp": "cp", "pp": "pp", "vpp": "vpp", "ep": "ep", "etp": "etp", "dp": "dp", "mb": "micro_batch",
-        "micro_batch": "micro_batch", "zero": "zero", "shard": "shard", "sp": "sequence_parallel",
-        "recompute": "recompute", "recompute_share": "recompute_share", "schedule": "schedule",
+        "tp": "tp", "cp": "cp", "pp": "pp", "vpp": "vpp", "ep": "ep", "etp": "etp", "dp": "dp",
+        "mb": "micro_batch", "micro_batch": "micro_batch", "zero": "zero", "shard": "shard",
+        "sp": "sequence_parallel", "recompute": "recompute", "recompute_share": "recompute_share",
+        "schedule": "schedule",
     }  # fmt: skip
     fields: dict[str, float] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):

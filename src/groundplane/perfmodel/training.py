@@ -1,7 +1,7 @@
 """Time of one training step: layers put together into stages, stages into a pipeline, replicas into a step.
 
-One call prices any number of layouts of one model on one cluster under one software stack. What depends on few
-parts of a layout is priced once for each combination of those. Knows nothing of memory, search or files.
+One call prices any number of layouts of one model on one cluster under one software stack. What depends on
+few parts of a layout is priced once for each combination of those. Knows nothing of memory, search or files.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from groundplane.perfmodel.collectives import Links, cluster_links, collective_time_s
 from groundplane.perfmodel.estimate import STAGES
 from groundplane.perfmodel.evidence import FloatArray
+from groundplane.perfmodel.exchange import Exchange
 from groundplane.perfmodel.kernels import memory_curve
 from groundplane.perfmodel.operators import LayerPricer, Pass, Precision
-from groundplane.perfmodel.exchange import Exchange
 from groundplane.perfmodel.pipeline import StageKind, pipeline_s, stage_kinds
 from groundplane.perfmodel.profiles import StackProfile
 from groundplane.perfmodel.strategy import Layouts
@@ -65,7 +66,8 @@ def price_training(
 
 
 class StepModel:
-    """Benchmark times of some layouts, from which prices follow under any values of a profile's fitted numbers.
+    """Benchmark times of some layouts, from which prices follow under any values of a profile's fitted
+    numbers.
 
     Args:
         job: what is trained.
@@ -86,6 +88,7 @@ class StepModel:
         for layer in layers:
             parts += [pricer.forward(layer), pricer.backward(layer)]
         self._layers = parts
+        self._hides_experts = facts.overlaps_experts & (few.tp * few.ep > self.links.chips_per_domain)
         self._edges = [*pricer.embedding(), *pricer.head()]
         self._stages = self._deal(facts, layers)
         self._exchange = Exchange(job, self.links, layouts, facts)
@@ -94,8 +97,9 @@ class StepModel:
     def prices(self, profile: StackProfile) -> TrainingPrices:
         """Prices under a profile of the same facts."""
         layouts = self.layouts
-        layers = [spent(part, profile, backward=bool(index % 2)) for index, part in enumerate(self._layers)]
-        edges = [spent(part, profile, backward=bool(index % 2)) for index, part in enumerate(self._edges)]
+        hides = self._hides_experts
+        layers = [spent(part, profile, hides, backward=bool(i % 2)) for i, part in enumerate(self._layers)]
+        edges = [spent(part, profile, hides, backward=bool(i % 2)) for i, part in enumerate(self._edges)]
         stages = {name: np.zeros(len(layouts)) for name in STAGES}
         for here, kinds in self._stages:
             self._pipeline(here, kinds, layers, edges, profile, stages)
@@ -188,12 +192,16 @@ SPENT = (
     "expert_communication",
     "launch",
 )
-"""Rows of what `spent` returns: seconds by stage of the breakdown, and last the host's time to launch it all."""
+"""Rows of what `spent` returns: seconds by stage of the breakdown, and last the host's time to launch it
+all."""
 
 
-def spent(part: Pass, profile: StackProfile, *, backward: bool) -> FloatArray:
-    """Seconds of a pass under a profile, shape (len(SPENT), N): shares reached, and communication that shows."""
-    matmul = part.matmul / profile.sustained
+def spent(
+    part: Pass, profile: StackProfile, hides_experts: npt.NDArray[np.bool_], *, backward: bool
+) -> FloatArray:
+    """Seconds of a pass under a profile, shape (len(SPENT), N): shares reached, and communication that
+    shows."""
+    matmul = (part.matmul + part.scaled / profile.scaled_rate) / profile.sustained
     attention = part.attention / profile.sustained
     memory_bound = (part.memory_bound + profile.hidden_passes * part.hidden) / profile.small_share
     tensor, beside = part.tensor / profile.link_share, part.beside / profile.link_share
@@ -204,12 +212,16 @@ def spent(part: Pass, profile: StackProfile, *, backward: bool) -> FloatArray:
     tensor = tensor + part.hops * profile.hop_s
     context = shown(part.context / profile.link_share, attention, profile)
     expert = part.expert / profile.link_share
+    if np.any(hides_experts):
+        hidden = shown(expert, matmul + attention + memory_bound, profile)
+        expert = np.where(hides_experts, hidden, expert)
     host = part.operators * profile.host_s_per_operator
     return np.array([matmul, attention, memory_bound, tensor, context, expert, host])
 
 
 def shown(seconds: FloatArray, cover: FloatArray, profile: StackProfile) -> FloatArray:
-    """What shows of communication beside computing that could cover it; what is covered slows the computing."""
+    """What shows of communication beside computing that could cover it; what is covered slows the
+    computing."""
     covered = np.minimum(seconds, cover)
     return np.asarray(seconds - covered + profile.exposed_share * covered)
 

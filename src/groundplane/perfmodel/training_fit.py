@@ -1,4 +1,5 @@
-"""Fits a stack profile's numbers to measured steps, and says how far such predictions are off where not fitted.
+"""Fits a stack profile's numbers to measured steps, and says how far such predictions are off where not
+fitted.
 
 The fit is robust and drawn to where physics puts each number, so that numbers which the measurements do not
 determine stay there. Knows cases and profiles, no files.
@@ -20,6 +21,7 @@ from groundplane.perfmodel.published import Case
 
 BOUNDS: Final = {
     "sustained": (0.5, 1.15),
+    "scaled_rate": (0.7, 1.6),
     "small_share": (0.3, 1.3),
     "hidden_passes": (0.1, 60.0),
     "host_s_per_operator": (1e-6, 3e-4),
@@ -33,31 +35,67 @@ BOUNDS: Final = {
 """Physical limits of each fitted number."""
 
 PULL: Final = 0.08
-"""Pull to the start of a fit in log units: a number moves by half when residuals shrink enough to pay for it."""
+"""Pull to the start of a fit in log units: a number moves by half when residuals shrink enough to pay for
+it."""
+
+HUBER: Final = 0.07
+"""Log residual from which on a run's pull stops growing."""
+
+ENOUGH: Final = 8
+"""Complete runs from which on a fit looks at no others."""
+
+STEPS: Final = 15
+"""Steps of a fit; the last ones change little."""
 
 FOLDS: Final = 5
 
 
-def fit_profile(pricer: CasePricer, measured_s: FloatArray, start: StackProfile) -> StackProfile:
+def fit_profile(
+    pricer: CasePricer, cases: Sequence[Case], start: StackProfile, seen: FloatArray | None = None
+) -> StackProfile:
     """The profile with the facts of `start` whose step times are nearest to the measured ones, in log ratio.
 
+    Complete runs count fully; where there are at least `ENOUGH` of them the others do not count at all. A
+    source of n runs weighs as the square root of n, so that one large sweep does not drown the rest.
+
     Args:
-        pricer: cases of this stack.
-        measured_s: seconds of each of them.
+        pricer: prices `cases`, all of this stack.
+        cases: the runs.
         start: facts, and where the numbers begin and are drawn to.
+        seen: 1 for runs that may be used, 0 for those held out; all by default.
     """
     low = np.log([BOUNDS[name][0] for name in FITTED])
     high = np.log([BOUNDS[name][1] for name in FITTED])
+    measured_s = np.array([case.measured_s for case in cases])
+    weight = np.sqrt(_weights(cases, np.ones(len(cases)) if seen is None else seen))
 
     def profile_of(logs: FloatArray) -> StackProfile:
         values: dict[str, Any] = dict(zip(FITTED, np.exp(np.clip(logs, low, high)).tolist(), strict=True))
         return msgspec.structs.replace(start, **values)
 
     def residuals(logs: FloatArray) -> FloatArray:
-        return np.asarray(np.log(measured_s / pricer.step_s({start.name: profile_of(logs)})))
+        # Robust by hand: beyond `HUBER` a residual grows as its square root only.
+        ratio = np.log(measured_s / pricer.step_s({start.name: profile_of(logs)}))
+        size = np.abs(ratio)
+        bent = np.sign(ratio) * np.sqrt(HUBER * np.maximum(2.0 * size - HUBER, 0.0))
+        return np.asarray(weight * np.where(size <= HUBER, ratio, bent))
 
     first = np.log([float(getattr(start, name)) for name in FITTED])
-    return profile_of(least_squares(residuals, first, huber=0.07, pull=np.full(len(FITTED), PULL)))
+    return profile_of(
+        least_squares(residuals, first, np.full(len(FITTED), PULL), huber=10.0, max_steps=STEPS)
+    )
+
+
+def _weights(cases: Sequence[Case], seen: FloatArray) -> FloatArray:
+    """Weight of each run in a fit; they add up to the number of runs that count."""
+    complete = np.array([float(case.complete) for case in cases])
+    used = seen * complete if (seen * complete).sum() >= ENOUGH else seen
+    sources = [case.source for case in cases]
+    counts = {
+        source: sum(used[i] for i, name in enumerate(sources) if name == source) for source in set(sources)
+    }
+    weight = used / np.sqrt([max(counts[source], 1.0) for source in sources])
+    return np.asarray(weight * used.sum() / max(float(weight.sum()), 1e-12))
 
 
 def folds_of(cases: Sequence[Case], seed: int = 1) -> FloatArray:
@@ -70,17 +108,13 @@ def folds_of(cases: Sequence[Case], seed: int = 1) -> FloatArray:
     return np.array([drawn[key] for key in keys])
 
 
-def unseen_ratios(cases: Sequence[Case], start: StackProfile) -> FloatArray:
+def unseen_ratios(pricer: CasePricer, cases: Sequence[Case], start: StackProfile) -> FloatArray:
     """Measured / predicted of each case under a profile fitted to the other folds."""
     folds = folds_of(cases)
     measured = np.array([case.measured_s for case in cases])
     ratios = np.ones(len(cases))
-    for fold in range(FOLDS):
+    for fold in np.unique(folds):
         held = folds == fold
-        if not held.any():
-            continue
-        seen = [case for case, out in zip(cases, held, strict=True) if not out]
-        unseen = [case for case, out in zip(cases, held, strict=True) if out]
-        profile = start if not seen else fit_profile(CasePricer(seen), measured[~held], start)
-        ratios[held] = measured[held] / CasePricer(unseen).step_s({start.name: profile})
+        profile = fit_profile(pricer, cases, start, 1.0 - held) if not held.all() else start
+        ratios[held] = (measured / pricer.step_s({start.name: profile}))[held]
     return ratios

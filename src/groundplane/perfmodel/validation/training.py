@@ -1,5 +1,5 @@
-"""Step times predicted against published training runs, with two yardsticks beside: a null model, and the errors
-of profiles that were fitted without the source they are tried on.
+"""Step times predicted against published training runs, with two yardsticks beside: a null model, and the
+errors of profiles that were fitted without the source they are tried on.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from groundplane.perfmodel.validation.table import read_table, shipped_table
 class TrainingReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The comparison, and what stands beside it.
 
-    `left_out` holds, for each source, its errors under the profile that was fitted without it. `null_pooled` and
-    `null_inferred` are the errors of the null model. `parameters` counts each stack's fitted numbers.
+    `left_out` holds, for each source, its errors under the profile that was fitted without it. `null_pooled`
+    and `null_inferred` are the errors of the null model. `parameters` counts each stack's fitted numbers.
     """
 
     report: Report
