@@ -38,8 +38,9 @@ class Hand:
         memory: int = 1000,
         kind: str = "gpu",
         boot: int = 1,
+        topology: tuple[str, ...] = (),
     ) -> list[AnyAction]:
-        return self.tell(ev.NodeJoined(node_id, kind, devices, memory, boot), at_s)
+        return self.tell(ev.NodeJoined(node_id, kind, devices, memory, boot, topology), at_s)
 
     def submit(
         self,
@@ -114,10 +115,10 @@ class Hand:
     def state(self, job_id: str) -> str:
         return self.core.state.jobs[job_id].state
 
-    def accounts(self, node_id: str, index: int = 0) -> dict[str, float]:
-        """Non-zero accounts of a device in seconds."""
+    def accounts(self, node_id: str) -> dict[str, float]:
+        """Non-zero accounts of a node in device-seconds."""
         node = self.core.state.nodes[node_id]
-        books = self.core.ledger.read_device(node, node.devices[index], int(self.now_s * S))
+        books = self.core.ledger.read_node(node, int(self.now_s * S))
         return {n[:-3]: v / S for n in Accounts.__struct_fields__ if (v := getattr(books, n))}
 
 

@@ -74,7 +74,12 @@ def test_nothing_raises_and_the_books_balance(steps: list[tuple[int, ev.AnyEvent
                 ended.append(action.job_id)
         view = ledger_view(core, now_ns)
         assert view.total_ns == sum(getattr(view, name) for name in Accounts.__struct_fields__)
-        leased = [d.holder for node in core.state.nodes.values() for d in node.devices if d.holder]
+        for node in core.state.nodes.values():
+            all_devices = [index for devices in node.leases.values() for index in devices] + [*node.free]
+            assert sorted(all_devices) == [0, 1, 2]
+        leased = [
+            index for node in core.state.nodes.values() for held in node.leases.values() for index in held
+        ]
         held = sum(
             len(rank.devices)
             for work in core.state.works.values()

@@ -130,8 +130,8 @@ def test_a_gang_that_lost_a_node_ends_and_proves_it_before_it_restarts(hand: Han
     hand.started("j.a1", 1)
     actions = hand.tell(NodeFenced("n1"), 2)
     assert stops(actions) == [("j.a1", "node n1 was lost")]
-    assert [device.holder for device in hand.core.state.nodes["n1"].devices] == ["", ""]
-    assert [device.holder for device in hand.core.state.nodes["n0"].devices] == ["j.a1", "j.a1"]
+    assert hand.core.state.nodes["n1"].leases == {}
+    assert hand.core.state.nodes["n0"].leases == {"j.a1": (0, 1)}
     hand.node("n1", devices=2, boot=2, at_s=3)
     assert timers(hand.gone("j.a1", "stopped", 4)) == {"j.backoff": 5.0}
     actions = hand.tell(TimerFired("j.backoff"), 5)
@@ -193,7 +193,7 @@ def test_reports_late_twice_or_of_another_fence_change_nothing(hand: Hand) -> No
 
 
 def test_a_checkpoint_implies_the_start_whose_report_was_lost(hand: Hand) -> None:
-    hand.node("n0")
+    hand.node("n0", devices=1)
     hand.submit("j")
     hand.checkpoint("j.a1", 3, 2)
     assert hand.state("j") == "running"

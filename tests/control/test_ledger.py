@@ -80,8 +80,7 @@ def test_maintenance_is_a_closed_node_without_leases(hand: Hand) -> None:
     hand.tell(NodeBack("n0"), 4)
     hand.tell(NodeUncordoned("n0"), 5)
     hand.now_s = 6
-    assert hand.accounts("n0", 0) == {"busy": 6.0}
-    assert hand.accounts("n0", 1) == {"free": 2.0, "maintenance": 4.0}
+    assert hand.accounts("n0") == {"busy": 6.0, "free": 2.0, "maintenance": 4.0}
 
 
 def test_a_replica_is_busy_while_it_is_ready(hand: Hand) -> None:
@@ -101,18 +100,31 @@ def test_fragmentation_is_free_devices_that_are_enough_and_of_no_use_to_the_head
     hand.node("n2", devices=2)
     hand.submit("b", devices=2)
     hand.submit("c", devices=1, at_s=0)
-    # n0 is full of a and c, n1 of b: free are two devices of n2.
+    # n0 is full of a and c, n1 of b: free are two devices of n2, one of them until second 1.
     hand.submit("d", devices=1, at_s=1)
-    assert hand.accounts("n2", 1) == {"free": 1.0}
+    assert hand.accounts("n2") == {"free": 2.0}
     hand.gone("a.a1", "succeeded", 2)
     # Free: one on n0, one on n2. The head needs two on one node: enough by count, not in place.
     hand.submit("head", devices=2, at_s=3)
     hand.now_s = 7
-    assert hand.accounts("n2", 1) == {"free": 3.0, "fragmentation": 4.0}
+    assert hand.accounts("n2") == {"free": 4.0, "allocated_idle": 6.0, "fragmentation": 4.0}
     hand.gone("c.a1", "succeeded", 8)  # now it fits on n0
     hand.now_s = 10
     assert hand.state("head") == "starting"
-    assert hand.accounts("n2", 1) == {"free": 5.0, "fragmentation": 5.0}
+    assert hand.accounts("n2") == {"free": 6.0, "allocated_idle": 9.0, "fragmentation": 5.0}
+
+
+def test_accounts_beyond_64_bits_are_carried(hand: Hand) -> None:
+    """192 devices fill 64 bits of nanoseconds in three years; every integer of the state stays below."""
+    hand.node("n0", devices=192)
+    years_s = 100 * 365 * 86_400
+    for turn in range(1, 4):
+        hand.submit(f"j{turn}", devices=100, at_s=turn * years_s - 10)
+        hand.started(f"j{turn}.a1")
+        hand.gone(f"j{turn}.a1", "succeeded", turn * years_s)
+    view = ledger_view(hand.core, 3 * years_s * S)
+    assert view.busy_ns == 3 * 1000 * S
+    assert view.total_ns == view.busy_ns + view.free_ns == 192 * 3 * years_s * S > 2**64
 
 
 def test_totals_are_exact_beyond_64_bits(hand: Hand) -> None:
@@ -125,8 +137,8 @@ def test_totals_are_exact_beyond_64_bits(hand: Hand) -> None:
 def lone_ledger() -> tuple[CoreState, Ledger, Work]:
     state = CoreState()
     ledger = Ledger(state)
-    devices = [ledger.add_device("gpu", 0) for _ in range(2)]
-    state.nodes["n0"] = Node("n0", 0, "gpu", 10, 10, 0, 1, devices)
+    since_fragmented_ns = ledger.fragmented_ns("gpu", 0)
+    state.nodes["n0"] = Node("n0", 0, "gpu", 2, 10, 10, 0, 1, 0, since_fragmented_ns, (0, 1))
     work = Work("w", "attempt", "o", 1, "starting", Gang(1, 1, 5))
     state.works["w"] = work
     return state, ledger, work
@@ -141,7 +153,7 @@ def test_a_device_is_never_leased_twice() -> None:
         ledger.lease(other, (RankPlacement("n0", (1,)), RankPlacement("n0", (0,))), 2)
     with pytest.raises(InvariantError, match="leased twice"):
         ledger.lease(other, (RankPlacement("n0", (1, 1)),), 2)
-    assert [device.holder for device in state.nodes["n0"].devices] == ["w", ""]
+    assert (state.nodes["n0"].leases, state.nodes["n0"].free) == ({"w": (0,)}, (1,))
     assert state.nodes["n0"].free_memory_bytes == before
     assert other.fence == 0
 
@@ -162,8 +174,8 @@ def test_only_the_right_fence_releases() -> None:
     ledger.lease(work, (RankPlacement("n0", (0,)),), 1)
     with pytest.raises(InvariantError, match="cannot release"):
         ledger.release(work, work.fence + 1, is_failure=False, now_ns=2 * S)
-    assert state.nodes["n0"].devices[0].holder == "w"
+    assert state.nodes["n0"].leases == {"w": (0,)}
     ledger.release(work, work.fence, is_failure=False, now_ns=2 * S)
-    assert state.nodes["n0"].devices[0].holder == ""
+    assert (state.nodes["n0"].leases, state.nodes["n0"].free) == ({}, (0, 1))
     with pytest.raises(InvariantError, match="gives back"):
         ledger.release(work, work.fence, is_failure=False, now_ns=2 * S)

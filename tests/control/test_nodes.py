@@ -41,7 +41,7 @@ def test_a_new_boot_is_proof_that_the_old_life_is_over(hand: Hand) -> None:
 def test_a_node_that_comes_again_with_other_devices_is_not_taken(hand: Hand) -> None:
     hand.node("n0", devices=4)
     hand.node("n0", devices=8, boot=2)
-    assert len(hand.core.state.nodes["n0"].devices) == 4
+    assert hand.core.state.nodes["n0"].num_devices == 4
     assert hand.core.state.ignored == {"node came again with another offer": 1}
 
 

@@ -2,17 +2,25 @@ from __future__ import annotations
 
 import pytest
 from control_hand import Hand, places, starts
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from groundplane.control.events import Gang, NodeCordoned, NodeSilent
 from groundplane.control.placement import Pools
-from groundplane.control.state import Device, Hold, Node
+from groundplane.control.state import Hold, Node
 
 
-def node(index: int, num_free: int, *, size: int = 8, memory: int = 100, kind: str = "gpu") -> Node:
-    devices = [Device(0, 0, holder="" if i < num_free else "x") for i in range(size)]
-    return Node(f"n{index}", index, kind, memory, memory, 0, 1, devices)
+def node(
+    index: int,
+    num_free: int,
+    *,
+    size: int = 8,
+    memory: int = 100,
+    kind: str = "gpu",
+    topology: tuple[str, ...] = (),
+) -> Node:
+    free = tuple(range(num_free))
+    return Node(f"n{index}", index, kind, size, memory, memory, 0, 1, 0, 0, free, topology)
 
 
 def pools_of(*nodes: Node) -> Pools:
@@ -78,6 +86,7 @@ def test_closed_nodes_take_nothing(hand: Hand) -> None:
     assert places(hand.node("n2")) == [("n2", (0,))]
 
 
+@settings(deadline=None)
 @given(
     free=some.lists(some.integers(0, 8), min_size=1, max_size=12),
     ranks=some.integers(1, 20),
@@ -101,9 +110,62 @@ def test_a_placement_is_found_exactly_when_there_is_room(free: list[int], ranks:
 def test_the_index_follows_every_change(num_nodes: int) -> None:
     nodes = [node(i, 8) for i in range(num_nodes)]
     pools = pools_of(*nodes)
-    nodes[-1].devices[0].holder = "x"
+    nodes[-1].free = nodes[-1].free[1:]
     pools.update(nodes[-1])
     assert where(pools, Gang(1, 7, 0)) == [f"n{num_nodes - 1}"]
     nodes[-1].is_cordoned = True
     pools.update(nodes[-1])
     assert [pool.num_free for pool in pools] == [8 * (num_nodes - 1)]
+
+
+def racks(*free: list[int]) -> Pools:
+    """Racks of nodes with so many free devices each, two racks a spine."""
+    nodes = [
+        (rack, num_free) for rack, of_rack in enumerate(free) for num_free in of_rack
+    ]  # fmt: skip
+    return pools_of(
+        *(
+            node(index, num_free, topology=(f"spine{rack // 2}", f"rack{rack}"))
+            for index, (rack, num_free) in enumerate(nodes)
+        )
+    )
+
+
+def test_a_gang_stays_in_the_rack_that_it_leaves_fullest() -> None:
+    pools = racks([8, 8, 8], [8, 8, 0], [8, 8, 8, 8])
+    assert where(pools, Gang(2, 8, 0)) == ["n3", "n4"]
+    assert where(pools, Gang(3, 8, 0)) == ["n0", "n1", "n2"]
+    assert where(pools, Gang(4, 8, 0)) == ["n6", "n7", "n8", "n9"]
+
+
+def test_what_fits_no_rack_stays_under_one_spine() -> None:
+    pools = racks([8, 8, 8], [8, 8, 0], [8, 8, 8, 8])
+    # Nine nodes are free; five fit under spine 0 only: a whole rack, and the best fit for the rest.
+    assert where(pools, Gang(5, 8, 0)) == ["n0", "n1", "n2", "n3", "n4"]
+    assert len(where(pools, Gang(9, 8, 0)) or []) == 9
+    assert where(pools, Gang(10, 8, 0)) is None
+
+
+def test_topology_is_a_preference_where_memory_or_holds_stand_in_the_way() -> None:
+    pools = racks([8, 8], [8, 8])
+    assert where(pools, Gang(2, 8, 0), {"n0": Hold(8, 0)}) == ["n2", "n3"]
+    both = where(pools, Gang(2, 8, 0), {"n0": Hold(8, 0), "n2": Hold(8, 0)})
+    assert sorted(both or []) == ["n1", "n3"]
+
+
+@settings(deadline=None)
+@given(
+    free=some.lists(some.lists(some.integers(0, 8), min_size=1, max_size=4), min_size=1, max_size=5),
+    ranks=some.integers(1, 20),
+    per_rank=some.integers(1, 8),
+)
+def test_with_topology_too_a_placement_is_found_exactly_when_there_is_room(
+    free: list[list[int]], ranks: int, per_rank: int
+) -> None:
+    flat = [num for of_rack in free for num in of_rack]
+    placement = racks(*free).place(Gang(ranks, per_rank, 0))
+    assert (placement is not None) == (sum(num // per_rank for num in flat) >= ranks)
+    if placement is not None:
+        used = [(rank.node_id, index) for rank in placement for index in rank.devices]
+        assert len(used) == len(set(used)) == ranks * per_rank
+        assert all(index < flat[int(node_id[1:])] for node_id, index in used)

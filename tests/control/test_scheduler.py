@@ -14,8 +14,10 @@ from groundplane.control.events import (
     Gang,
     JobCancelRequested,
     JobSubmitted,
+    NodeCordoned,
     NodeFenced,
     NodeJoined,
+    NodeUncordoned,
     RestartPolicy,
     ServiceScaled,
     TimerFired,
@@ -151,17 +153,30 @@ def test_cancel_of_the_head_lets_the_others_in(hand: Hand) -> None:
     assert hand.core.scheduler.plan() is None
 
 
-def test_backfill_looks_no_further_than_its_depth(hand: Hand) -> None:
+def test_backfill_steps_over_no_more_than_its_depth(hand: Hand) -> None:
+    core = ControlCore()
+    core.handle(0, NodeJoined("n0", "gpu", 3, 10))
+    core.handle(0, submission("a", 2, 100))
+    core.handle(0, submission("head", 3, 0))
+    for number in range(BACKFILL_DEPTH + 1):
+        core.handle(0, submission(f"long{number}", 1, 1000))
+    core.handle(0, NodeCordoned("n0"))
+    core.handle(0, submission("short", 1, 10))
+    core.handle(1, NodeUncordoned("n0"))
+    assert core.state.jobs["short"].state == "queued"
+    core.handle(2, JobCancelRequested("long0"))
+    assert core.state.jobs["short"].state == "starting"
+
+
+def test_any_number_of_entries_that_ask_for_more_than_there_is_are_stepped_over() -> None:
     core = ControlCore()
     core.handle(0, NodeJoined("n0", "gpu", 2, 10))
     core.handle(0, submission("a", 2, 0))
     core.handle(0, submission("head", 2, 0))
-    for number in range(BACKFILL_DEPTH):
+    for number in range(10 * BACKFILL_DEPTH):
         core.handle(0, submission(f"wide{number}", 2, 0))
     core.handle(0, submission("narrow", 1, 0))
     core.handle(1, NodeJoined("n1", "gpu", 1, 10))
-    assert core.state.jobs["narrow"].state == "queued"
-    core.handle(2, JobCancelRequested("wide0"))
     assert core.state.jobs["narrow"].state == "starting"
 
 
@@ -179,7 +194,7 @@ def test_with_true_predictions_no_head_starts_after_its_plan(seed: int) -> None:
     core, now_ns, ends = ControlCore(), 0, []
     for number in range(pick.randint(1, 3)):
         core.handle(0, NodeJoined(f"n{number}", "gpu", pick.choice([2, 4, 8]), 0))
-    sizes = [len(node.devices) for node in core.state.nodes.values()]
+    sizes = [node.num_devices for node in core.state.nodes.values()]
     promised: dict[str, int] = {}
     submits = sorted((pick.randrange(100), number) for number in range(25))
     while submits or ends:

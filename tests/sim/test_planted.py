@@ -20,6 +20,7 @@ from groundplane.control.state import Node
 from groundplane.sim.fuzz import run_seed
 
 MAX_SEEDS = 200
+IS_OPEN = Node.is_open
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -56,7 +57,9 @@ def forget_a_lease_on_failover(patch: pytest.MonkeyPatch) -> None:
     def make(init: Any) -> Any:
         def planted(context: Context, state: Any) -> None:
             for node in state.nodes.values():
-                node.devices[0].holder = ""
+                if node.leases:
+                    _, devices = node.leases.popitem()
+                    node.free = tuple(sorted(node.free + devices))
             init(context, state)
 
         return planted
@@ -109,39 +112,48 @@ def reuse_fences(patch: pytest.MonkeyPatch) -> None:
 
 def count_idle_time_twice(patch: pytest.MonkeyPatch) -> None:
     def make(settle: Any) -> Any:
-        def planted(ledger: Ledger, node: Node, device: Any, now_ns: int) -> None:
-            device.accounts.free_ns += (now_ns - device.since_ns) // 2
-            settle(ledger, node, device, now_ns)
+        def planted(ledger: Ledger, node: Node, now_ns: int) -> None:
+            node.accounts.free_ns += (now_ns - node.since_ns) // 2
+            settle(ledger, node, now_ns)
 
         return planted
 
-    wrap(patch, Ledger, "_settle_unleased", make)
+    wrap(patch, Ledger, "settle_node", make)
 
 
 def waste_and_busy_both(patch: pytest.MonkeyPatch) -> None:
-    def make(release_rank: Any) -> Any:
-        def planted(ledger: Ledger, work: Any, rank: Any, is_failure: bool, now_ns: int) -> None:
-            release_rank(ledger, work, rank, is_failure, now_ns)
+    def make(release: Any) -> Any:
+        def planted(ledger: Ledger, work: Any, node_id: str, ranks: int, is_failure: bool, ns: int) -> None:
+            release(ledger, work, node_id, ranks, is_failure, ns)
             if is_failure:
-                ledger._state.nodes[rank.node_id].devices[rank.devices[0]].accounts.busy_ns += work.at_risk_ns
+                ledger._state.nodes[node_id].accounts.busy_ns += work.at_risk_ns
 
         return planted
 
-    wrap(patch, Ledger, "_release_rank", make)
+    wrap(patch, Ledger, "_release", make)
 
 
 def book_wasted_work_as_busy(patch: pytest.MonkeyPatch) -> None:
-    def make(release_rank: Any) -> Any:
-        def planted(ledger: Ledger, work: Any, rank: Any, is_failure: bool, now_ns: int) -> None:
-            release_rank(ledger, work, rank, False, now_ns)
+    def make(release: Any) -> Any:
+        def planted(ledger: Ledger, work: Any, node_id: str, ranks: int, is_failure: bool, ns: int) -> None:
+            release(ledger, work, node_id, ranks, False, ns)
 
         return planted
 
-    wrap(patch, Ledger, "_release_rank", make)
+    wrap(patch, Ledger, "_release", make)
 
 
 def book_maintenance_as_free(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ledger, "settle_node", lambda ledger, node, now_ns: None)
+    def make(change: Any) -> Any:
+        def planted(nodes: Nodes, node: Node, trigger: str) -> None:
+            patch.setattr(Node, "is_open", property(lambda node: True))
+            nodes._context.ledger.settle_node(node, nodes._context.now_ns)
+            patch.setattr(Node, "is_open", IS_OPEN)
+            change(nodes, node, trigger)
+
+        return planted
+
+    wrap(patch, Nodes, "_change", make)
 
 
 def restart_without_proof(patch: pytest.MonkeyPatch) -> None:
@@ -236,16 +248,16 @@ def forget_starts_on_failover(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_the_memory(patch: pytest.MonkeyPatch) -> None:
-    def make(release_rank: Any) -> Any:
-        def planted(ledger: Ledger, work: Any, rank: Any, is_failure: bool, now_ns: int) -> None:
-            before = ledger._state.nodes[rank.node_id].free_memory_bytes
-            release_rank(ledger, work, rank, is_failure, now_ns)
+    def make(release: Any) -> Any:
+        def planted(ledger: Ledger, work: Any, node_id: str, ranks: int, is_failure: bool, ns: int) -> None:
+            before = ledger._state.nodes[node_id].free_memory_bytes
+            release(ledger, work, node_id, ranks, is_failure, ns)
             if is_failure:
-                ledger._state.nodes[rank.node_id].free_memory_bytes = before
+                ledger._state.nodes[node_id].free_memory_bytes = before
 
         return planted
 
-    wrap(patch, Ledger, "_release_rank", make)
+    wrap(patch, Ledger, "_release", make)
 
 
 def sleep_when_a_node_comes_back(patch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from groundplane.control.actions import AnyAction, RankPlacement, SetTimer, StopWork
-from groundplane.control.ledger import Ledger
+from groundplane.control.ledger import Ledger, ranks_by_node
 from groundplane.control.lifecycle.attempt import ATTEMPT
 from groundplane.control.lifecycle.replica import REPLICA
 from groundplane.control.lifecycle.table import Lifecycle
 from groundplane.control.placement import Pools
-from groundplane.control.plan import LEAVING, Ends
+from groundplane.control.plan import LEAVING, Planner
 from groundplane.control.queue import Queue
 from groundplane.control.state import CoreState, Node, Timer, Work
 
@@ -21,7 +21,7 @@ class Context:
         self.ledger = Ledger(state)
         self.pools = Pools()
         self.capacity = Pools(self._num_not_held_for_good)
-        self.ends = Ends()
+        self.planner = Planner(state, self.pools)
         self.queue = Queue()
         self.actions: list[AnyAction] = []
         for node in state.nodes.values():
@@ -30,7 +30,6 @@ class Context:
             if job.state == "queued":
                 self.queue.add_job(job)
         for work in state.works.values():
-            self.ends.update(state, work)
             if work.state == "queued":
                 self.queue.add_replica(state.services[work.owner_id], work)
         self.queue.settled()
@@ -57,7 +56,6 @@ class Context:
         """Leases devices to a work and takes them out of the placement index."""
         self.ledger.lease(work, placement, self.now_ns)
         self.state.works[work.work_id] = work
-        self.ends.update(self.state, work)
         self._placement_changed(work)
 
     def request_stop(self, work: Work, *, intent: str, reason: str, grace_ns: int) -> None:
@@ -73,36 +71,37 @@ class Context:
         work.state = lifecycle_of(work).after(work.state, "gone")
         self.ledger.release(work, fence, is_failure=is_failure, now_ns=self.now_ns)
         del self.state.works[work.work_id]
-        self.ends.remove(work)
         self._placement_changed(work)
         self.queue.capacity_changed()
 
     def is_leaving(self, work: Work) -> None:
         """The work has begun to drain or to stop: its devices are expected back, which was not so before."""
-        self.ends.update(self.state, work)
         self._placement_changed(work)
         self.queue.capacity_changed()
 
     def node_changed(self, node: Node) -> None:
         """A node has joined, opened, closed or lost its leases."""
         self.pools.update(node)
+        self.planner.node_changed(node)
         self.capacity.update(node)
 
     def _placement_changed(self, work: Work) -> None:
-        for node_id in dict.fromkeys(rank.node_id for rank in work.placement):
-            self.pools.update(self.state.nodes[node_id])
+        for node_id in ranks_by_node(work.placement):
+            node = self.state.nodes[node_id]
+            self.pools.update(node)
+            self.planner.node_changed(node)
             if work.kind == "replica":
-                self.capacity.update(self.state.nodes[node_id])
+                self.capacity.update(node)
 
     def _num_not_held_for_good(self, node: Node) -> int:
         """Devices that are free, or will be when jobs end and what is leaving has left."""
         works = self.state.works
-        return sum(
-            not device.holder
-            or works[device.holder].kind == "attempt"
-            or works[device.holder].state in LEAVING
-            for device in node.devices
+        held = (
+            len(devices)
+            for work_id, devices in node.leases.items()
+            if works[work_id].kind == "replica" and works[work_id].state not in LEAVING
         )
+        return node.num_devices - sum(held)
 
 
 def lifecycle_of(work: Work) -> Lifecycle:

@@ -47,6 +47,9 @@ class Event(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 class NodeJoined(Event, frozen=True):
     """A node offers its devices. A node that comes again under the same id must offer the same ones.
 
+    `topology` names the domains around it, the widest first (zone, spine, rack): gangs are kept together in
+    the narrowest of them that has room.
+
     `boot` counts the lives of a node from 1. A fenced node joins again with a greater one; a greater one from
     a node that was not fenced is itself the proof that nothing of its earlier life runs any more.
     """
@@ -56,6 +59,7 @@ class NodeJoined(Event, frozen=True):
     num_devices: int
     memory_bytes: int
     boot: int = 1
+    topology: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "num_devices", "boot")

@@ -54,10 +54,7 @@ def explain_job(core: ControlCore, job_id: str, now_ns: int) -> JobExplanation |
         Available(
             pool.device_kind,
             pool.num_free,
-            sum(
-                num_slots(sum(not d.holder for d in node.devices), node.free_memory_bytes, job.gang)
-                for node in pool.open_nodes()
-            ),
+            sum(num_slots(node.num_free, node.free_memory_bytes, job.gang) for node in pool.open_nodes()),
         )
         for pool in core.pools
     )

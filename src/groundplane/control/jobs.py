@@ -69,7 +69,7 @@ class Jobs:
             state="starting",
             gang=job.gang,
         )
-        context.queue.remove(entry_of_job(job))
+        context.queue.remove(entry_of_job(job), job.gang)
         context.lease(work, placement)
         job.state = JOB.after(job.state, "placed")
         job.work_id = work.work_id
@@ -148,7 +148,7 @@ class Jobs:
     def _stop(self, job: Job, *, intent: str, trigger: str, reason: str) -> None:
         """Brings a job to its end: at once if it holds nothing, else by stopping its attempt."""
         if job.state == "queued":
-            self._context.queue.remove(entry_of_job(job))
+            self._context.queue.remove(entry_of_job(job), job.gang)
         if JOB.allows(job.state, trigger) and job.state != "stopping":
             outcome: Outcome = "cancelled" if intent == "cancel" else "succeeded"
             self._end(job, trigger, "failed" if intent == "time_limit" else outcome, reason)

@@ -14,17 +14,22 @@ device:
 - maintenance: not leased, on a node that is cordoned, silent or fenced.
 - free: not leased, on an open node, otherwise.
 
-A device's accounts sum to now - joined, exactly. A leased device is settled when it is released, since only
-then is known whether its work was in vain; until then `read_device` books work at risk as busy.
+Accounts are kept a node, in device-nanoseconds: they sum to (now - joined) x devices, exactly. A leased
+device is settled when it is released, since only then is known whether its work was in vain; until then
+`read_node` books work at risk as busy. So a lease or a release costs the same however long it lasted, and a
+gang costs as much as it has ranks.
 """
 
 from __future__ import annotations
 
-from copy import copy
-
 from groundplane.control.actions import RankPlacement
-from groundplane.control.state import Accounts, CoreState, Device, FragmentationClock, Node, Work
+from groundplane.control.state import Accounts, CoreState, FragmentationClock, Node, Work
 from groundplane.spec.errors import InvariantError
+
+ERA_BITS = 40
+"""`Node.eras` counts in units of 2**40 device-ns; what is above is carried there before 64 bits are full."""
+_ACCOUNTS = Accounts.__struct_fields__
+_CARRY_NS = 1 << 62
 
 
 class Ledger:
@@ -33,10 +38,9 @@ class Ledger:
     def __init__(self, state: CoreState) -> None:
         self._state = state
 
-    def add_device(self, device_kind: str, now_ns: int) -> Device:
-        """A device of a node that joins now."""
-        clock = self._state.clocks.setdefault(device_kind, FragmentationClock())
-        return Device(since_ns=now_ns, since_fragmented_ns=clock.reading_ns(now_ns))
+    def fragmented_ns(self, device_kind: str, now_ns: int) -> int:
+        """Reading of the fragmentation clock of a kind, which begins with its first node."""
+        return self._state.clocks.setdefault(device_kind, FragmentationClock()).reading_ns(now_ns)
 
     def lease(self, work: Work, placement: tuple[RankPlacement, ...], now_ns: int) -> None:
         """Leases the devices and memory of `placement` to `work` under the next fence.
@@ -46,25 +50,28 @@ class Ledger:
                 then.
         """
         nodes = self._state.nodes
-        memory: dict[str, int] = {}
-        taken: dict[tuple[str, int], None] = {}
+        ranks_on: dict[str, int] = {}
+        taken: dict[str, tuple[int, ...]] = {}
         for rank in placement:
-            node = nodes[rank.node_id]
-            memory[rank.node_id] = memory.get(rank.node_id, 0) + work.gang.memory_bytes_per_rank
-            for index in rank.devices:
-                if node.devices[index].holder or (rank.node_id, index) in taken:
-                    raise InvariantError(
-                        f"device {rank.node_id}/{index} would be leased twice, to {work.work_id}"
-                    )
-                taken[rank.node_id, index] = None
-            if not node.is_open or memory[rank.node_id] > node.free_memory_bytes:
-                raise InvariantError(f"node {rank.node_id} cannot take {work.work_id}")
-        for rank in placement:
-            node = nodes[rank.node_id]
-            node.free_memory_bytes -= work.gang.memory_bytes_per_rank
-            for index in rank.devices:
-                self._settle_unleased(node, node.devices[index], now_ns)
-                node.devices[index].holder = work.work_id
+            ranks_on[rank.node_id] = ranks_on.get(rank.node_id, 0) + 1
+            taken[rank.node_id] = taken.get(rank.node_id, ()) + rank.devices
+        left: dict[str, tuple[int, ...]] = {}
+        for node_id, devices in taken.items():
+            node = nodes[node_id]
+            left[node_id] = _without(node.free, devices)
+            if len(left[node_id]) != len(node.free) - len(devices):
+                raise InvariantError(f"a device of {node_id} would be leased twice, to {work.work_id}")
+            if (
+                not node.is_open
+                or ranks_on[node_id] * work.gang.memory_bytes_per_rank > node.free_memory_bytes
+            ):
+                raise InvariantError(f"node {node_id} cannot take {work.work_id}")
+        for node_id, devices in taken.items():
+            node = nodes[node_id]
+            self.settle_node(node, now_ns)
+            node.free_memory_bytes -= ranks_on[node_id] * work.gang.memory_bytes_per_rank
+            node.free = left[node_id]
+            node.leases[work.work_id] = devices
         work.fence = self._state.next_fence
         self._state.next_fence += 1
         work.placement = placement
@@ -85,16 +92,15 @@ class Ledger:
                 f"proof for fence {fence} cannot release {work.work_id} with fence {work.fence}"
             )
         self.set_busy(work, work.is_busy, now_ns)
-        for rank in work.placement:
-            if rank.node_id not in work.lost_nodes:
-                self._release_rank(work, rank, is_failure, now_ns)
+        for node_id, num_ranks in ranks_by_node(work.placement).items():
+            if node_id not in work.lost_nodes:
+                self._release(work, node_id, num_ranks, is_failure, now_ns)
 
     def release_node(self, work: Work, node_id: str, now_ns: int) -> None:
         """Releases what `work` holds on a node that was fenced; what no checkpoint saved there is lost."""
         self.set_busy(work, work.is_busy, now_ns)
-        for rank in work.placement:
-            if rank.node_id == node_id:
-                self._release_rank(work, rank, work.kind == "attempt", now_ns)
+        num_ranks = ranks_by_node(work.placement)[node_id]
+        self._release(work, node_id, num_ranks, work.kind == "attempt", now_ns)
         work.lost_nodes.append(node_id)
 
     def set_busy(self, work: Work, is_busy: bool, now_ns: int) -> None:
@@ -116,64 +122,75 @@ class Ledger:
         work.at_risk_ns = 0
 
     def settle_node(self, node: Node, now_ns: int) -> None:
-        """Books the time of the node's unleased devices. Called before the node opens or closes."""
-        for device in node.devices:
-            if not device.holder:
-                self._settle_unleased(node, device, now_ns)
+        """Books the time of the node's free devices. Called before a lease, a release, opening or closing."""
+        self._book_free(node, node.accounts, now_ns)
+        node.since_fragmented_ns = self._state.clocks[node.device_kind].reading_ns(now_ns)
+        node.since_ns = now_ns
+        _carry(node, now_ns)
 
-    def read_device(self, node: Node, device: Device, now_ns: int) -> Accounts:
-        """A copy of the device's accounts as of now; their sum is now - joined."""
-        accounts = copy(device.accounts)
-        elapsed_ns = now_ns - device.since_ns
-        if device.holder:
-            work = self._state.works[device.holder]
+    def read_node(self, node: Node, now_ns: int) -> Accounts:
+        """A copy of the node's accounts as of now; their sum is (now - joined) x devices."""
+        accounts = Accounts(*(
+            getattr(node.accounts, name) + (getattr(node.eras, name) << ERA_BITS) for name in _ACCOUNTS
+        ))  # fmt: skip
+        self._book_free(node, accounts, now_ns)
+        for work_id, devices in node.leases.items():
+            work = self._state.works[work_id]
             idle_ns = work.idle_ns + (0 if work.is_busy else now_ns - work.mode_since_ns)
-            accounts.allocated_idle_ns += idle_ns
-            accounts.busy_ns += elapsed_ns - idle_ns
-        elif not node.is_open:
-            accounts.maintenance_ns += elapsed_ns
-        else:
-            fragmented_ns = self._clock_ns(node, now_ns) - device.since_fragmented_ns
-            accounts.fragmentation_ns += fragmented_ns
-            accounts.free_ns += elapsed_ns - fragmented_ns
+            accounts.allocated_idle_ns += idle_ns * len(devices)
+            accounts.busy_ns += (now_ns - work.leased_ns - idle_ns) * len(devices)
         return accounts
 
-    def _release_rank(self, work: Work, rank: RankPlacement, is_failure: bool, now_ns: int) -> None:
-        node = self._state.nodes[rank.node_id]
-        clock_ns = self._clock_ns(node, now_ns)
-        for index in rank.devices:
-            device = node.devices[index]
-            if device.holder != work.work_id:
-                raise InvariantError(
-                    f"{work.work_id} gives back {rank.node_id}/{index}, held by {device.holder!r}"
-                )
-            if now_ns - device.since_ns != work.idle_ns + work.safe_ns + work.at_risk_ns:
-                raise InvariantError(
-                    f"the times of {work.work_id} do not sum to those of {rank.node_id}/{index}"
-                )
-            accounts = device.accounts
-            accounts.allocated_idle_ns += work.idle_ns
-            accounts.busy_ns += work.safe_ns
-            if is_failure:
-                accounts.wasted_by_failure_ns += work.at_risk_ns
-            else:
-                accounts.busy_ns += work.at_risk_ns
-            device.holder = ""
-            device.since_ns = now_ns
-            device.since_fragmented_ns = clock_ns
-        node.free_memory_bytes += work.gang.memory_bytes_per_rank
-
-    def _settle_unleased(self, node: Node, device: Device, now_ns: int) -> None:
-        elapsed_ns = now_ns - device.since_ns
-        clock_ns = self._clock_ns(node, now_ns)
+    def _book_free(self, node: Node, accounts: Accounts, now_ns: int) -> None:
+        num_free = len(node.free)
+        device_ns = (now_ns - node.since_ns) * num_free
         if node.is_open:
-            fragmented_ns = clock_ns - device.since_fragmented_ns
-            device.accounts.fragmentation_ns += fragmented_ns
-            device.accounts.free_ns += elapsed_ns - fragmented_ns
+            clock = self._state.clocks[node.device_kind]
+            fragmented_ns = (clock.reading_ns(now_ns) - node.since_fragmented_ns) * num_free
+            accounts.fragmentation_ns += fragmented_ns
+            accounts.free_ns += device_ns - fragmented_ns
         else:
-            device.accounts.maintenance_ns += elapsed_ns
-        device.since_ns = now_ns
-        device.since_fragmented_ns = clock_ns
+            accounts.maintenance_ns += device_ns
 
-    def _clock_ns(self, node: Node, now_ns: int) -> int:
-        return self._state.clocks[node.device_kind].reading_ns(now_ns)
+    def _release(self, work: Work, node_id: str, num_ranks: int, is_failure: bool, now_ns: int) -> None:
+        node = self._state.nodes[node_id]
+        devices = node.leases.pop(work.work_id, ())
+        if len(devices) != num_ranks * work.gang.devices_per_rank:
+            raise InvariantError(f"{work.work_id} gives back devices of {node_id} that it does not hold")
+        if now_ns - work.leased_ns != work.idle_ns + work.safe_ns + work.at_risk_ns:
+            raise InvariantError(f"the times of {work.work_id} do not sum to those of its lease")
+        self.settle_node(node, now_ns)
+        accounts, num_devices = node.accounts, len(devices)
+        accounts.allocated_idle_ns += work.idle_ns * num_devices
+        accounts.busy_ns += work.safe_ns * num_devices
+        if is_failure:
+            accounts.wasted_by_failure_ns += work.at_risk_ns * num_devices
+        else:
+            accounts.busy_ns += work.at_risk_ns * num_devices
+        _carry(node, now_ns)
+        node.free = tuple(sorted(node.free + devices))
+        node.free_memory_bytes += num_ranks * work.gang.memory_bytes_per_rank
+
+
+def ranks_by_node(placement: tuple[RankPlacement, ...]) -> dict[str, int]:
+    """How many ranks are on each node, in the order of the ranks."""
+    ranks: dict[str, int] = {}
+    for rank in placement:
+        ranks[rank.node_id] = ranks.get(rank.node_id, 0) + 1
+    return ranks
+
+
+def _without(free: tuple[int, ...], devices: tuple[int, ...]) -> tuple[int, ...]:
+    if free[: len(devices)] == devices:
+        return free[len(devices) :]
+    return tuple(index for index in free if index not in devices)
+
+
+def _carry(node: Node, now_ns: int) -> None:
+    """Moves the upper bits of large accounts into the node's eras, so that every integer fits 64 bits."""
+    if (now_ns - node.joined_ns) * node.num_devices < _CARRY_NS:
+        return
+    for name in _ACCOUNTS:
+        value = getattr(node.accounts, name)
+        setattr(node.eras, name, getattr(node.eras, name) + (value >> ERA_BITS))
+        setattr(node.accounts, name, value & ((1 << ERA_BITS) - 1))

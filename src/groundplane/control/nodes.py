@@ -21,7 +21,7 @@ class Nodes:
         if node is None:
             self._add(event)
             return []
-        offer = (node.device_kind, len(node.devices), node.memory_bytes)
+        offer = (node.device_kind, node.num_devices, node.memory_bytes)
         if offer != (event.device_kind, event.num_devices, event.memory_bytes):
             self._context.ignore("node came again with another offer")
             return []
@@ -61,18 +61,19 @@ class Nodes:
 
     def _add(self, event: NodeJoined) -> None:
         context = self._context
-        devices = [
-            context.ledger.add_device(event.device_kind, context.now_ns) for _ in range(event.num_devices)
-        ]
         node = Node(
             node_id=event.node_id,
             index=len(context.state.nodes),
             device_kind=event.device_kind,
+            num_devices=event.num_devices,
             memory_bytes=event.memory_bytes,
             free_memory_bytes=event.memory_bytes,
             joined_ns=context.now_ns,
             boot=event.boot,
-            devices=devices,
+            since_ns=context.now_ns,
+            since_fragmented_ns=context.ledger.fragmented_ns(event.device_kind, context.now_ns),
+            free=tuple(range(event.num_devices)),
+            topology=event.topology,
         )
         context.state.nodes[node.node_id] = node
         self._changed(node)
@@ -81,7 +82,7 @@ class Nodes:
         """Closes the node, then takes back every lease on it."""
         works = self._context.state.works
         self._change(node, "fenced")
-        lost = [works[holder] for holder in dict.fromkeys(d.holder for d in node.devices) if holder]
+        lost = [works[holder] for holder in sorted(node.leases, key=lambda holder: works[holder].fence)]
         for work in lost:
             self._context.ledger.release_node(work, node.node_id, self._context.now_ns)
         return lost

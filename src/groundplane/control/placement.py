@@ -1,9 +1,11 @@
 """Which nodes a gang gets: an index of open nodes by their number of free devices, and the search over it.
 
 Placement is all or nothing, on devices of one kind, each rank on one node. A gang that fits one node takes
-the one that it leaves fullest (best fit); a larger one takes as few nodes as it can, emptiest first, and
-best fit for its rest. Ties go to the node that joined first. Derived from `CoreState.nodes`; knows nothing
-of queues.
+the one that it leaves fullest (best fit). A larger one is kept in the narrowest topology domain with room for
+all of it, of several the one that it leaves fullest; within a domain it takes as few narrower domains and as
+few nodes as it can, emptiest first, and best fit for its rest. Topology is a preference: what fits nowhere
+near fits anywhere. Ties go to the node that joined first. Derived from `CoreState.nodes`; knows nothing of
+queues.
 
 Nodes of one kind with the same number of free devices are one bit mask, a bit a node, so that finding and
 moving one costs the same at ten nodes and at ten thousand.
@@ -14,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from groundplane.control.actions import RankPlacement
+from groundplane.control.domains import Domain, Domains
 from groundplane.control.events import Gang
 from groundplane.control.state import Hold, Node
 
@@ -33,12 +36,13 @@ class Pools:
         self._pools: dict[str, Pool] = {}
 
     def __iter__(self) -> Iterator[Pool]:
-        return (self._pools[kind] for kind in sorted(self._pools))
+        return iter(self._pools.values())
 
     def update(self, node: Node) -> None:
         """Takes note of a node that is new or changed."""
         if node.device_kind not in self._pools:
             self._pools[node.device_kind] = Pool(node.device_kind, self._count)
+            self._pools = dict(sorted(self._pools.items()))
         self._pools[node.device_kind].update(node)
 
     def place(self, gang: Gang, holds: Holds = NO_HOLDS) -> tuple[RankPlacement, ...] | None:
@@ -53,6 +57,10 @@ class Pools:
         """Whether the devices of any kind would allow all ranks of `gang`, memory aside."""
         return any(pool.num_slots(gang) >= gang.num_ranks for pool in self)
 
+    def num_free(self) -> int:
+        """Free devices of all kinds."""
+        return sum(pool.num_free for pool in self._pools.values())
+
 
 class Pool:
     """The open nodes of one device kind."""
@@ -61,7 +69,9 @@ class Pool:
         self._count = count
         self.device_kind = device_kind
         self.num_free = 0
-        self._nodes: list[Node] = []
+        self.nodes: list[Node] = []
+        self._domains = Domains()
+        self._domain_of: list[Domain] = []
         self._position: dict[str, int] = {}
         self._num_free_of: list[int] = []
         self._masks: list[int] = [0]
@@ -70,10 +80,7 @@ class Pool:
         """Puts the node where its free devices say; a closed node is nowhere."""
         position = self._position.get(node.node_id)
         if position is None:
-            position = self._position[node.node_id] = len(self._nodes)
-            self._nodes.append(node)
-            self._num_free_of.append(-1)
-            self._masks += [0] * (len(node.devices) + 1 - len(self._masks))
+            position = self._add(node)
         before = self._num_free_of[position]
         after = self._count(node) if node.is_open else -1
         if before == after:
@@ -84,51 +91,76 @@ class Pool:
             self._masks[before] ^= bit
         if after >= 0:
             self._masks[after] |= bit
+        self._domains.move(self._domain_of[position], before, after)
         self._num_free_of[position] = after
+
+    def position_of(self, node_id: str) -> int:
+        """The place of a node in `nodes`."""
+        return self._position[node_id]
 
     def open_nodes(self) -> Iterator[Node]:
         """Every open node, in the order of joining."""
-        return (node for node, num in zip(self._nodes, self._num_free_of, strict=True) if num >= 0)
-
-    def emptiest_first(self) -> Iterator[Node]:
-        """Open nodes with free devices, most first, then in the order of joining."""
-        for num_free in range(len(self._masks) - 1, 0, -1):
-            yield from self._nodes_with(num_free)
+        return (node for node, num in zip(self.nodes, self._num_free_of, strict=True) if num >= 0)
 
     def num_slots(self, gang: Gang) -> int:
         """How many ranks of `gang` its devices would allow now, memory aside: an upper bound, cheap."""
-        per_rank = gang.devices_per_rank
-        return sum(
-            mask.bit_count() * (num // per_rank) for num, mask in enumerate(self._masks) if num >= per_rank
-        )
+        return self._domains.root.num_slots(gang.devices_per_rank)
 
     def place(self, gang: Gang, holds: Holds) -> tuple[RankPlacement, ...] | None:
         """As `Pools.place`, on this kind only."""
         if self.num_slots(gang) < gang.num_ranks:
             return None
-        single = self._best_fit(gang, gang.num_ranks, holds, {})
+        single = self._best_fit(gang, gang.num_ranks, holds, {}, self._domains.root.mask)
         if single is not None:
             return _ranks(gang, {single.node_id: (single, gang.num_ranks)})
-        chosen: dict[str, tuple[Node, int]] = {}
-        left = gang.num_ranks
+        if gang.num_ranks == 1:
+            return None
+        for domain in self._domains.narrowest_first(gang.devices_per_rank, gang.num_ranks):
+            chosen: dict[str, tuple[Node, int]] = {}
+            if self._fill(domain, gang, gang.num_ranks, holds, chosen) == 0:
+                return _ranks(gang, chosen)
+        return None
+
+    def _fill(
+        self, domain: Domain, gang: Gang, left: int, holds: Holds, chosen: dict[str, tuple[Node, int]]
+    ) -> int:
+        """Takes room in a domain until `left` ranks have some; the answer is how many are left over."""
+        if not domain.children:
+            return self._fill_nodes(domain, gang, left, holds, chosen)
+        rest = [(-child.num_slots(gang.devices_per_rank), child.order, child) for child in domain.children]
+        rest.sort(key=lambda each: each[:2])
+        while left and rest:
+            enough = [index for index, (minus_slots, _, _) in enumerate(rest) if -minus_slots >= left]
+            _, _, child = rest.pop(enough[-1] if enough else 0)
+            left = self._fill(child, gang, left, holds, chosen)
+        return left
+
+    def _fill_nodes(
+        self, domain: Domain, gang: Gang, left: int, holds: Holds, chosen: dict[str, tuple[Node, int]]
+    ) -> int:
         for num_free in range(len(self._masks) - 1, gang.devices_per_rank - 1, -1):
-            for node in self._nodes_with(num_free):
+            for node in self._nodes_with(num_free, domain.mask):
                 slots = slots_on(node, num_free, gang, holds.get(node.node_id))
                 if slots == 0:
                     continue
                 if slots >= left:
-                    rest = self._best_fit(gang, left, holds, chosen) or node
-                    chosen[rest.node_id] = (rest, left)
-                    return _ranks(gang, chosen)
+                    best = self._best_fit(gang, left, holds, chosen, domain.mask) or node
+                    chosen[best.node_id] = (best, left)
+                    return 0
                 chosen[node.node_id] = (node, slots)
                 left -= slots
-        return None
+        return left
 
     def _best_fit(
-        self, gang: Gang, num_ranks: int, holds: Holds, taken: Mapping[str, tuple[Node, int]]
+        self,
+        gang: Gang,
+        num_ranks: int,
+        holds: Holds,
+        taken: Mapping[str, tuple[Node, int]],
+        within: int,
     ) -> Node | None:
         for num_free in range(num_ranks * gang.devices_per_rank, len(self._masks)):
-            for node in self._nodes_with(num_free):
+            for node in self._nodes_with(num_free, within):
                 if (
                     node.node_id not in taken
                     and slots_on(node, num_free, gang, holds.get(node.node_id)) >= num_ranks
@@ -136,17 +168,25 @@ class Pool:
                     return node
         return None
 
-    def _nodes_with(self, num_free: int) -> Iterator[Node]:
-        mask = self._masks[num_free]
+    def _nodes_with(self, num_free: int, within: int) -> Iterator[Node]:
+        mask = self._masks[num_free] & within
         while mask:
             lowest = mask & -mask
-            yield self._nodes[lowest.bit_length() - 1]
+            yield self.nodes[lowest.bit_length() - 1]
             mask ^= lowest
+
+    def _add(self, node: Node) -> int:
+        position = self._position[node.node_id] = len(self.nodes)
+        self.nodes.append(node)
+        self._num_free_of.append(-1)
+        self._masks += [0] * (node.num_devices + 1 - len(self._masks))
+        self._domain_of.append(self._domains.add(position, node.topology, node.num_devices))
+        return position
 
 
 def num_free_on(node: Node) -> int:
     """Devices of a node that nobody holds."""
-    return sum(not device.holder for device in node.devices)
+    return len(node.free)
 
 
 def slots_on(node: Node, num_free: int, gang: Gang, hold: Hold | None) -> int:
@@ -169,7 +209,7 @@ def num_slots(num_devices: int, memory_bytes: int, gang: Gang) -> int:
 def _ranks(gang: Gang, chosen: Mapping[str, tuple[Node, int]]) -> tuple[RankPlacement, ...]:
     ranks = []
     for node, num_ranks in chosen.values():
-        free = [index for index, device in enumerate(node.devices) if not device.holder]
+        free = node.free
         for first in range(0, num_ranks * gang.devices_per_rank, gang.devices_per_rank):
-            ranks.append(RankPlacement(node.node_id, tuple(free[first : first + gang.devices_per_rank])))
+            ranks.append(RankPlacement(node.node_id, free[first : first + gang.devices_per_rank]))
     return tuple(ranks)

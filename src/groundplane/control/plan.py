@@ -1,132 +1,150 @@
 """Where and when the blocked head of the queue will run: what backfill may not touch.
 
-The running works give back their devices in the order of their predicted ends; the first moment at which
-enough ranks fit on open nodes is the start, the nodes with most room then are the plan. Works without a
-prediction come last, in the order of their fences, and make the start unknown. Replicas are not expected to
-end, unless they are draining or stopping. No plan means that the head would not fit if every job were over.
+Running works are expected to give back their devices at their predicted ends; those without a prediction
+come last, in the order of their fences, and make the start unknown. Replicas are not expected to end, unless
+they are draining or stopping. The ranks of the head take the room that comes free first, and the last of
+these moments is the start. No plan means that the head would not fit if every job were over.
+
+For each shape of rank that was asked about, a timetable keeps the moments at which each node has room for
+one, two, ... ranks of it. Only nodes that changed since the last question are looked at again, so that a plan
+costs as much as the gang has ranks, not as the cluster has works. Derived state.
 """
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+from itertools import islice
 
 from groundplane.control.events import Gang
-from groundplane.control.placement import Pool, Pools, num_free_on, num_slots
+from groundplane.control.placement import Pool, Pools, num_slots
+from groundplane.control.sorted_list import SortedList
 from groundplane.control.state import CoreState, HeadPlan, Hold, Node, Work
 
 UNKNOWN_NS = 1 << 62
+"""Ends that nobody predicted come from here on, in the order of fences."""
 LEAVING = ("draining", "stopping")
+MAX_TIMETABLES = 16
+"""How many shapes of rank have a timetable at once, over all device kinds; the one made first goes first."""
+
+Moment = tuple[int, int]
+"""When a node has room for one more rank, and the node's position in its pool."""
 
 
-class Ends:
-    """Works that will give back their leases, in the order in which they are expected to. Derived state."""
+class Planner:
+    """Timetables over the nodes of `pools` and the works of `state`."""
 
-    def __init__(self) -> None:
-        self._order: list[tuple[int, int, str]] = []
-        self._key_of: dict[str, tuple[int, int, str]] = {}
+    def __init__(self, state: CoreState, pools: Pools) -> None:
+        self._state = state
+        self._pools = pools
+        self._timetables: dict[tuple[str, int, int], Timetable] = {}
 
-    def __iter__(self) -> Iterator[tuple[int, int, str]]:
-        """(expected end in ns, fence, work id); the end may have passed."""
-        return iter(self._order)
+    def node_changed(self, node: Node) -> None:
+        """The node has opened or closed, or a work here came, went, or is expected to end at another time."""
+        for (device_kind, _, _), timetable in self._timetables.items():
+            if device_kind == node.device_kind:
+                timetable.changed[node.node_id] = None
 
-    def update(self, state: CoreState, work: Work) -> None:
-        """Takes note of a work that was leased, or that began to drain or to stop."""
-        self.remove(work)
-        end_ns = _expected_end_ns(state, work)
-        if end_ns is not None:
-            self._key_of[work.work_id] = (end_ns, work.fence, work.work_id)
-            insort(self._order, self._key_of[work.work_id])
+    def plan(self, owner_id: str, gang: Gang) -> HeadPlan | None:
+        """The plan for a gang that cannot be placed now.
 
-    def remove(self, work: Work) -> None:
-        """Forgets a work."""
-        key = self._key_of.pop(work.work_id, None)
-        if key is not None:
-            del self._order[bisect_left(self._order, key)]
+        Args:
+            owner_id: the job or replica that waits.
+        """
+        best: tuple[int, dict[str, Hold]] | None = None
+        for pool in self._pools:
+            found = self._timetable(pool, gang).first_room(gang)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
+        if best is None:
+            return None
+        start_ns = -1 if best[0] >= UNKNOWN_NS else max(best[0], self._state.now_ns)
+        return HeadPlan(owner_id, start_ns, best[1])
 
-
-def plan_head(state: CoreState, pools: Pools, ends: Ends, owner_id: str, gang: Gang) -> HeadPlan | None:
-    """The plan for a gang that cannot be placed now.
-
-    Args:
-        owner_id: the job or replica that waits.
-    """
-    best: tuple[int, dict[str, Hold]] | None = None
-    for pool in pools:
-        found = _plan_in_pool(state, pool, gang, ends)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
-    if best is None:
-        return None
-    start_ns = -1 if best[0] == UNKNOWN_NS else max(best[0], state.now_ns)
-    return HeadPlan(owner_id, start_ns, best[1])
+    def _timetable(self, pool: Pool, gang: Gang) -> Timetable:
+        key = (pool.device_kind, gang.devices_per_rank, gang.memory_bytes_per_rank)
+        timetable = self._timetables.get(key)
+        if timetable is None:
+            if len(self._timetables) >= MAX_TIMETABLES:
+                del self._timetables[next(iter(self._timetables))]
+            timetable = self._timetables[key] = Timetable(self._state, pool, gang)
+        timetable.refresh()
+        return timetable
 
 
-def _expected_end_ns(state: CoreState, work: Work) -> int | None:
-    if not work.placement:
-        return None
+class Timetable:
+    """The moments at which nodes of one kind have room for ranks of one shape."""
+
+    def __init__(self, state: CoreState, pool: Pool, shape: Gang) -> None:
+        self.changed: dict[str, None] = {}
+        self._state = state
+        self._pool = pool
+        self._shape = shape
+        self._moments_of: list[list[Moment]] = []
+        self._order: SortedList[Moment] = SortedList()
+
+    def refresh(self) -> None:
+        """Looks again at the nodes that changed."""
+        pool = self._pool
+        if len(self._moments_of) < len(pool.nodes):
+            self._moments_of = [self._moments(position) for position in range(len(pool.nodes))]
+            self._order = SortedList(moment for moments in self._moments_of for moment in moments)
+        else:
+            for node_id in self.changed:
+                position = pool.position_of(node_id)
+                before, after = self._moments_of[position], self._moments(position)
+                if before != after:
+                    for moment in before:
+                        self._order.remove(moment)
+                    for moment in after:
+                        self._order.add(moment)
+                    self._moments_of[position] = after
+        self.changed.clear()
+
+    def first_room(self, gang: Gang) -> tuple[int, dict[str, Hold]] | None:
+        """When every rank has room at the earliest, and what to hold on which nodes."""
+        if len(self._order) < gang.num_ranks:
+            return None
+        ranks_at: dict[int, int] = {}
+        last_ns = 0
+        for last_ns, position in islice(self._order, gang.num_ranks):  # noqa: B007 - the last is the start
+            ranks_at[position] = ranks_at.get(position, 0) + 1
+        holds = {
+            self._pool.nodes[position].node_id: Hold(
+                ranks * gang.devices_per_rank, ranks * gang.memory_bytes_per_rank
+            )
+            for position, ranks in sorted(ranks_at.items())
+        }
+        return last_ns, holds
+
+    def _moments(self, position: int) -> list[Moment]:
+        node, shape = self._pool.nodes[position], self._shape
+        if not node.is_open:
+            return []
+        num_free, memory_bytes = len(node.free), node.free_memory_bytes
+        moments = [(0, position)] * num_slots(num_free, memory_bytes, shape)
+        for end_ns, num_devices, given_back_bytes in self._ends(node):
+            num_free += num_devices
+            memory_bytes += given_back_bytes
+            more = num_slots(num_free, memory_bytes, shape) - len(moments)
+            moments += [(end_ns, position)] * more
+        return moments
+
+    def _ends(self, node: Node) -> list[tuple[int, int, int]]:
+        """(expected end, devices, memory) of the works on a node that are expected to end."""
+        ends = []
+        for work_id, devices in node.leases.items():
+            work = self._state.works[work_id]
+            end_ns = expected_end_ns(self._state, work)
+            if end_ns >= 0:
+                ranks = len(devices) // work.gang.devices_per_rank
+                ends.append((end_ns, len(devices), ranks * work.gang.memory_bytes_per_rank))
+        return sorted(ends)
+
+
+def expected_end_ns(state: CoreState, work: Work) -> int:
+    """When a work is expected to give back its devices; -1 for never, `UNKNOWN_NS` and more for unknown."""
     if work.state in LEAVING:
         return 0
     if work.kind == "replica":
-        return None
+        return -1
     predicted_run_ns = state.jobs[work.owner_id].predicted_run_ns
-    return work.leased_ns + predicted_run_ns if predicted_run_ns else UNKNOWN_NS
-
-
-def _plan_in_pool(state: CoreState, pool: Pool, gang: Gang, ends: Ends) -> tuple[int, dict[str, Hold]] | None:
-    rooms: dict[str, _Room] = {}
-    if gang.memory_bytes_per_rank:
-        total = sum(_Room(node, gang).slots for node in pool.open_nodes())
-    else:
-        total = pool.num_slots(gang)
-    for end_ns, _, work_id in ends:
-        work = state.works[work_id]
-        for rank in work.placement:
-            node = state.nodes[rank.node_id]
-            if node.device_kind != pool.device_kind or not node.is_open or rank.node_id in work.lost_nodes:
-                continue
-            room = rooms.get(rank.node_id)
-            if room is None:
-                room = rooms[rank.node_id] = _Room(node, gang)
-            total += room.give_back(len(rank.devices), work.gang.memory_bytes_per_rank, gang)
-        if total >= gang.num_ranks:
-            return end_ns, _choose(pool, rooms, gang)
-    return None
-
-
-class _Room:
-    """Free devices and memory of one node at a moment to come."""
-
-    __slots__ = ("index", "memory_bytes", "node_id", "num_devices", "slots")
-
-    def __init__(self, node: Node, gang: Gang) -> None:
-        self.node_id = node.node_id
-        self.index = node.index
-        self.num_devices = num_free_on(node)
-        self.memory_bytes = node.free_memory_bytes
-        self.slots = num_slots(self.num_devices, self.memory_bytes, gang)
-
-    def give_back(self, num_devices: int, memory_bytes: int, gang: Gang) -> int:
-        """Adds what a work returns; the answer is how many more ranks of `gang` fit."""
-        before = self.slots
-        self.num_devices += num_devices
-        self.memory_bytes += memory_bytes
-        self.slots = num_slots(self.num_devices, self.memory_bytes, gang)
-        return self.slots - before
-
-
-def _choose(pool: Pool, rooms: dict[str, _Room], gang: Gang) -> dict[str, Hold]:
-    """Nodes with most room first: those that works give back to, and those that have room already."""
-    holds: dict[str, Hold] = {}
-    left = gang.num_ranks
-    given = sorted(rooms.values(), key=lambda room: (-room.slots, room.index))
-    others = (_Room(node, gang) for node in pool.emptiest_first() if node.node_id not in rooms)
-    for room in heapq.merge(given, others, key=lambda room: -room.slots):
-        ranks = min(room.slots, left)
-        if ranks > 0:
-            holds[room.node_id] = Hold(ranks * gang.devices_per_rank, ranks * gang.memory_bytes_per_rank)
-            left -= ranks
-        if left == 0:
-            break
-    return holds
+    return work.leased_ns + predicted_run_ns if predicted_run_ns else UNKNOWN_NS + work.fence

@@ -1,13 +1,17 @@
 """The order in which waiting jobs and replicas are served: priority first, then submission. Derived state.
 
-Also remembers what has changed since the last scheduling pass, so that a pass looks at no more than it must.
+Entries that ask for the same gang stand in one line: when the first of them cannot be placed, none of them
+can, so that a pass costs as much as there are lines and starts, not as there are entries. Also remembers what
+has changed since the last pass, so that a pass looks at no more than it must.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import heapq
 from typing import NamedTuple
 
+from groundplane.control.events import Gang
+from groundplane.control.sorted_list import SortedList
 from groundplane.control.state import Job, Service, Work
 from groundplane.spec.errors import InvariantError
 
@@ -26,30 +30,46 @@ class Entry(NamedTuple):
         return self.owner_id if self.number == 0 else f"{self.owner_id}.r{self.number}"
 
 
+Line = SortedList[Entry]
+"""Entries that ask for the same gang, in the order of service."""
+
+
 class Queue:
-    """Entries in order of service, and what a pass has to look at."""
+    """Entries in lines of one gang each, and what a pass has to look at."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.new_entries: list[Entry] = []
+        self.lines: dict[Gang, Line] = {}
+        self.new_entries: list[tuple[Entry, Gang]] = []
         self.needs_full_pass = False
+        self._num_entries = 0
+
+    def __len__(self) -> int:
+        return self._num_entries
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All entries in the order of service; made anew each time."""
+        return list(heapq.merge(*self.lines.values()))
 
     def add_job(self, job: Job) -> None:
         """A job waits."""
-        self._add(entry_of_job(job))
+        self._add(entry_of_job(job), job.gang)
 
     def add_replica(self, service: Service, replica: Work) -> None:
         """A replica waits."""
-        self._add(entry_of_replica(service, replica))
+        self._add(entry_of_replica(service, replica), replica.gang)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: Entry, gang: Gang) -> None:
         """The entry waits no longer. Whoever stood behind it may have a chance now."""
-        index = bisect_left(self.entries, entry)
-        if self.entries[index : index + 1] != [entry]:
+        line = self.lines.get(gang)
+        if line is None:
             raise InvariantError(f"{entry.waiting_id} is not in the queue")
-        del self.entries[index]
-        if entry in self.new_entries:
-            self.new_entries.remove(entry)
+        line.remove(entry)
+        self._num_entries -= 1
+        if not line:
+            del self.lines[gang]
+        if (entry, gang) in self.new_entries:
+            self.new_entries.remove((entry, gang))
         self.needs_full_pass = True
 
     def capacity_changed(self) -> None:
@@ -61,9 +81,13 @@ class Queue:
         self.new_entries.clear()
         self.needs_full_pass = False
 
-    def _add(self, entry: Entry) -> None:
-        insort(self.entries, entry)
-        self.new_entries.append(entry)
+    def _add(self, entry: Entry, gang: Gang) -> None:
+        line = self.lines.get(gang)
+        if line is None:
+            line = self.lines[gang] = SortedList()
+        line.add(entry)
+        self._num_entries += 1
+        self.new_entries.append((entry, gang))
 
 
 def entry_of_job(job: Job) -> Entry:

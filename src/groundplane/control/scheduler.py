@@ -17,20 +17,19 @@ predictions are wrong or missing; nothing starves.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 
 from groundplane.control.actions import RankPlacement
 from groundplane.control.context import Context
 from groundplane.control.events import Gang
-from groundplane.control.plan import plan_head
-from groundplane.control.queue import Entry, entry_of_job, entry_of_replica
+from groundplane.control.queue import Entry, Line, entry_of_job, entry_of_replica
+from groundplane.control.sorted_list import SortedList
 from groundplane.control.state import HeadPlan
 from groundplane.spec.errors import InvariantError
 
 BACKFILL_DEPTH = 100
-"""How many entries behind the head a pass looks at."""
-PASSED_OVER_LIMIT = 1000
-"""How many entries that cannot fit a pass steps over in search of its head."""
+"""How many entries of one line a pass steps over that would have room now but would delay the head."""
 
 Start = Callable[[Entry, tuple[RankPlacement, ...]], None]
 
@@ -51,8 +50,11 @@ class Scheduler:
         queue = self._context.queue
         if queue.needs_full_pass or queue.new_entries:
             head = None if queue.needs_full_pass else self.head()
-            if head is not None and all(entry > head for entry in queue.new_entries):
-                self._backfill(sorted(queue.new_entries))
+            if head is not None and all(entry > head for entry, _ in queue.new_entries):
+                lines: dict[Gang, Line] = {}
+                for entry, gang in queue.new_entries:
+                    lines.setdefault(gang, SortedList()).add(entry)
+                self._backfill(list(lines.items()))
             else:
                 self._full_pass()
             queue.settled()
@@ -80,28 +82,30 @@ class Scheduler:
 
     def _full_pass(self) -> None:
         """Serves the queue in order up to the first that must wait, then fills the gaps behind it."""
-        state, entries = self._context.state, self._context.queue.entries
+        context = self._context
+        state, lines = context.state, context.queue.lines
         before = state.head_plan
         state.head_id, state.head_plan = "", None
-        hopeless: dict[Gang, None] = {}
-        position = 0
-        while position < min(len(entries), PASSED_OVER_LIMIT):
-            entry = entries[position]
-            gang = self.gang_of(entry)
-            if gang in hopeless:
-                position += 1
-                continue
-            placement = self._context.pools.place(gang)
-            kept = self._kept(before, entry)
+        firsts = [(line.first(), gang) for gang, line in lines.items()]
+        firsts.sort(key=_in_order)
+        while firsts:
+            entry, gang = firsts[0]
+            placement = context.pools.place(gang)
             if placement is not None:
                 self._start(entry, placement)
-            elif kept is not None or self._can_ever_fit(entry, gang):
+                if gang in lines:
+                    firsts[0] = (lines[gang].first(), gang)
+                    firsts.sort(key=_in_order)
+                else:
+                    del firsts[0]
+                continue
+            del firsts[0]
+            kept = self._kept(before, entry)
+            if kept is not None or self._can_ever_fit(entry, gang):
                 state.head_id, state.head_plan = entry.waiting_id, kept
-                self._backfill(entries[position + 1 : position + 1 + BACKFILL_DEPTH])
+                if context.pools.num_free():
+                    self._backfill([(gang, lines[gang]) for _, gang in firsts])
                 return
-            else:
-                hopeless[gang] = None
-                position += 1
 
     def _can_ever_fit(self, entry: Entry, gang: Gang) -> bool:
         """Whether it would fit if every job were over: told by an index, or by a plan where memory counts."""
@@ -116,27 +120,37 @@ class Scheduler:
         return plan if all(nodes[node_id].is_open for node_id in plan.holds) else None
 
     def _new_plan(self, entry: Entry) -> HeadPlan | None:
-        context = self._context
-        return plan_head(context.state, context.pools, context.ends, entry.waiting_id, self.gang_of(entry))
+        return self._context.planner.plan(entry.waiting_id, self.gang_of(entry))
 
-    def _backfill(self, candidates: list[Entry]) -> None:
-        """Starts what does not delay the head, whose plan is made when first something could."""
-        pools = self._context.pools
-        failed: dict[Gang, None] = {}
-        failed_beside_plan: dict[Gang, None] = {}
-        for entry in candidates:
-            gang = self.gang_of(entry)
-            placement = None if gang in failed else pools.place(gang)
+    def _backfill(self, candidates: list[tuple[Gang, Line]]) -> None:
+        """Starts what does not delay the head, whose plan is made when first something could.
+
+        Args:
+            candidates: lines of entries behind the head, each in order.
+        """
+        pools, queue = self._context.pools, self._context.queue
+        heap = [(line.first(), number, 0) for number, (_, line) in enumerate(candidates)]
+        heapq.heapify(heap)
+        while heap:
+            entry, number, num_stepped_over = heapq.heappop(heap)
+            gang, line = candidates[number]
+            placement = pools.place(gang)
             if placement is None:
-                failed[gang] = None
-                continue
+                continue  # none of its line has room
             plan = self._made_plan()
             if not self._ends_before(plan, entry):
-                placement = None if gang in failed_beside_plan else pools.place(gang, plan.holds)
-            if placement is None:
-                failed_beside_plan[gang] = None
-            else:
+                placement = pools.place(gang, plan.holds)
+            if placement is not None:
+                if line is not queue.lines.get(gang):
+                    line.remove(entry)  # from the copy, as starting does from the queue
                 self._start(entry, placement)
+            elif plan.start_ns < 0 or num_stepped_over >= BACKFILL_DEPTH:
+                continue  # what is left of the line is no shorter, or not looked at
+            else:
+                num_stepped_over += 1
+            following = line.at(num_stepped_over)
+            if following is not None:
+                heapq.heappush(heap, (following, number, num_stepped_over))
 
     def _made_plan(self) -> HeadPlan:
         state, head = self._context.state, self.head()
@@ -166,3 +180,7 @@ class Scheduler:
             elif not is_fragmented and clock.running_since_ns >= 0:
                 clock.total_ns = clock.reading_ns(state.now_ns)
                 clock.running_since_ns = -1
+
+
+def _in_order(first: tuple[Entry, Gang]) -> Entry:
+    return first[0]

@@ -87,7 +87,7 @@ class Services:
         """A queued replica, on leased devices."""
         context = self._context
         service = context.state.services[replica.owner_id]
-        context.queue.remove(entry_of_replica(service, replica))
+        context.queue.remove(entry_of_replica(service, replica), replica.gang)
         context.lease(replica, placement)
         replica.state = REPLICA.after(replica.state, "placed")
         context.actions.append(
@@ -202,7 +202,7 @@ class Services:
     def _drop(self, service: Service, replica: Work) -> None:
         """Forgets a replica that holds nothing."""
         if replica.state == "queued":
-            self._context.queue.remove(entry_of_replica(service, replica))
+            self._context.queue.remove(entry_of_replica(service, replica), replica.gang)
         self._context.drop_timer(_backoff_timer(replica))
         replica.state = REPLICA.after(replica.state, "dropped")
         service.replicas.remove(replica.work_id)

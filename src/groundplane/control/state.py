@@ -16,7 +16,7 @@ from groundplane.control.events import Gang, RestartPolicy
 
 
 class Accounts(Struct, forbid_unknown_fields=True):
-    """Where the nanoseconds of one device went; see `ledger.py` for the rule of each account."""
+    """Where device-nanoseconds went; see `ledger.py` for the rule of each account."""
 
     busy_ns: int = 0
     allocated_idle_ns: int = 0
@@ -26,41 +26,38 @@ class Accounts(Struct, forbid_unknown_fields=True):
     free_ns: int = 0
 
 
-class Device(Struct, forbid_unknown_fields=True):
-    """One device: who holds it ("" for nobody), since when, and its settled accounts.
-
-    `since_fragmented_ns` is the reading of its kind's fragmentation clock at `since_ns`.
-    """
-
-    since_ns: int
-    since_fragmented_ns: int
-    holder: str = ""
-    accounts: Accounts = field(default_factory=Accounts)
-
-
 class Node(Struct, forbid_unknown_fields=True):
-    """One node and its devices. `index` is its place in the order of joining."""
+    """One node and its devices, which are numbered from 0 and are each other's equals.
+
+    `index` is its place in the order of joining, `topology` the domains around it, the widest first. `free`
+    are the devices that nobody holds, ascending; `leases` those of each work here. `accounts` are settled
+    up to `since_ns` for free devices and up to its lease for a leased one; `since_fragmented_ns` is the
+    reading of the kind's fragmentation clock at `since_ns`. `eras` carries what no 64-bit integer would hold
+    (see `ledger.py`).
+    """
 
     node_id: str
     index: int
     device_kind: str
+    num_devices: int
     memory_bytes: int
     free_memory_bytes: int
     joined_ns: int
     boot: int
-    devices: list[Device]
+    since_ns: int
+    since_fragmented_ns: int
+    free: tuple[int, ...]
+    topology: tuple[str, ...] = ()
+    leases: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    accounts: Accounts = field(default_factory=Accounts)
+    eras: Accounts = field(default_factory=Accounts)
     state: str = "up"
     is_cordoned: bool = False
 
     @property
-    def num_devices(self) -> int:
-        """Devices that the node has."""
-        return len(self.devices)
-
-    @property
     def num_free(self) -> int:
         """Devices that nobody holds."""
-        return sum(not device.holder for device in self.devices)
+        return len(self.free)
 
     @property
     def is_open(self) -> bool:

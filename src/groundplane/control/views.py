@@ -139,13 +139,12 @@ def ledger_view(core: ControlCore, now_ns: int) -> LedgerView:
     totals = dict.fromkeys(Accounts.__struct_fields__, 0)
     num_devices = num_leased = total_ns = 0
     for node in core.state.nodes.values():
-        num_devices += len(node.devices)
-        total_ns += (at_ns - node.joined_ns) * len(node.devices)
-        for device in node.devices:
-            num_leased += bool(device.holder)
-            accounts = core.ledger.read_device(node, device, at_ns)
-            for name in totals:
-                totals[name] += getattr(accounts, name)
+        num_devices += node.num_devices
+        num_leased += node.num_devices - node.num_free
+        total_ns += (at_ns - node.joined_ns) * node.num_devices
+        accounts = core.ledger.read_node(node, at_ns)
+        for name in totals:
+            totals[name] += getattr(accounts, name)
     return LedgerView(at_ns, num_devices, num_leased, total_ns, **totals)
 
 
@@ -184,17 +183,18 @@ def _work(work: Work) -> WorkView:
 
 
 def _node(node: Node) -> NodeView:
+    holder_of = {index: work_id for work_id, devices in node.leases.items() for index in devices}
     return NodeView(
         node_id=node.node_id,
         device_kind=node.device_kind,
         state=node.state,
         is_cordoned=node.is_cordoned,
         boot=node.boot,
-        num_devices=len(node.devices),
-        num_free=sum(not device.holder for device in node.devices),
+        num_devices=node.num_devices,
+        num_free=node.num_free,
         memory_bytes=node.memory_bytes,
         free_memory_bytes=node.free_memory_bytes,
-        holders=tuple(device.holder for device in node.devices),
+        holders=tuple(holder_of.get(index, "") for index in range(node.num_devices)),
     )
 
 

@@ -18,13 +18,25 @@ Place = tuple[str, int]
 
 @dataclass
 class Expected:
-    """Nanoseconds of one device."""
+    """Nanoseconds of one device, or of several."""
 
     idle_ns: int = 0
     busy_ns: int = 0
     wasted_ns: int = 0
     maintenance_ns: int = 0
     open_ns: int = 0
+
+    def add(self, other: Expected) -> None:
+        """Adds those of another device."""
+        self.idle_ns += other.idle_ns
+        self.busy_ns += other.busy_ns
+        self.wasted_ns += other.wasted_ns
+        self.maintenance_ns += other.maintenance_ns
+        self.open_ns += other.open_ns
+
+    def total_ns(self) -> int:
+        """All that is accounted for."""
+        return self.idle_ns + self.busy_ns + self.wasted_ns + self.maintenance_ns + self.open_ns
 
 
 @dataclass

@@ -28,6 +28,7 @@ from groundplane.control.events import (
     WorkReady,
     WorkStarted,
 )
+from groundplane.control.state import Accounts
 from groundplane.sim.books import Books, Expected, Place
 from groundplane.sim.engine import SimEngine
 from groundplane.spec.errors import GroundplaneError
@@ -140,7 +141,7 @@ class Checker:
         running = [o for node in self._engine.nodes.values() for o in node.occupants if o]
         if running:
             raise ViolationError(f"processes were left behind: {running}")
-        if core.state.timers or core.queue.entries or core.state.head_id:
+        if core.state.timers or len(core.queue) or core.state.head_id:
             raise ViolationError("timers, queue entries or a plan were left behind")
 
     # Books -----------------------------------------------------------------------------------------------
@@ -301,29 +302,30 @@ class Checker:
                 raise ViolationError(
                     f"{node_id} has {mine.free_memory_bytes} free bytes, not {node.free_memory_bytes}"
                 )
-            alive_ns = now_ns - mine.joined_ns
+            holder_of = {index: work_id for work_id, held in node.leases.items() for index in held}
             occupants = self._engine.nodes[node_id].occupants
-            for index, device in enumerate(node.devices):
-                holder = mine.holders[index]
-                if device.holder != holder:
+            sums = Expected()
+            for index, holder in enumerate(mine.holders):
+                if holder_of.get(index, "") != holder or (index in node.free) == bool(holder):
                     raise ViolationError(
-                        f"{node_id}/{index} is held by {holder!r}, the core says {device.holder!r}"
+                        f"{node_id}/{index} is held by {holder!r}, the core says "
+                        f"{holder_of.get(index, '')!r}, free are {node.free}"
                     )
                 if occupants[index] and occupants[index] != holder:
                     raise ViolationError(f"{occupants[index]} runs on {node_id}/{index} without a lease")
-                books = core.ledger.read_device(node, device, now_ns)
-                expected = self._books.expected((node_id, index), holder)
-                found = Expected(
-                    idle_ns=books.allocated_idle_ns,
-                    busy_ns=books.busy_ns,
-                    wasted_ns=books.wasted_by_failure_ns,
-                    maintenance_ns=books.maintenance_ns,
-                    open_ns=books.free_ns + books.fragmentation_ns,
-                )
-                if found != expected or min(books.free_ns, books.fragmentation_ns) < 0:
-                    raise ViolationError(f"{node_id}/{index}: the ledger says {found}, but it was {expected}")
-                total_ns = (
-                    found.idle_ns + found.busy_ns + found.wasted_ns + found.maintenance_ns + found.open_ns
-                )
-                if total_ns != alive_ns:
-                    raise ViolationError(f"{node_id}/{index}: {total_ns} of {alive_ns} ns are accounted for")
+                sums.add(self._books.expected((node_id, index), holder))
+            self._compare_accounts(node_id, core.ledger.read_node(node, now_ns), sums)
+            alive_ns = (now_ns - mine.joined_ns) * mine.num_devices
+            if sums.total_ns() != alive_ns:
+                raise ViolationError(f"{node_id}: {sums.total_ns()} of {alive_ns} ns are accounted for")
+
+    def _compare_accounts(self, node_id: str, books: Accounts, expected: Expected) -> None:
+        found = Expected(
+            idle_ns=books.allocated_idle_ns,
+            busy_ns=books.busy_ns,
+            wasted_ns=books.wasted_by_failure_ns,
+            maintenance_ns=books.maintenance_ns,
+            open_ns=books.free_ns + books.fragmentation_ns,
+        )
+        if found != expected or min(books.free_ns, books.fragmentation_ns) < 0:
+            raise ViolationError(f"{node_id}: the ledger says {found}, but it was {expected}")
