@@ -36,9 +36,16 @@ class Exchange:
         expert_shard = np.where(layouts.zero >= 1, np.minimum(sharded, replicas), 1.0)
         self.optimizer_words = dense_rank / sharded + expert_rank / expert_shard
         gradient, weight = facts.gradient_bytes, 4.0 if facts.gathers_in_fp32 else 2.0
-        self._reduced_s = self._both("reduce_scatter", dense_rank, expert_rank, gradient)
-        self._gathered_s = self._both("all_gather", dense_rank, expert_rank, weight)
-        self._spread_s = self._both("all_gather", dense_rank, expert_rank, gradient)
+        whole = layouts.cp * layouts.dp
+        group = np.where(layouts.zero >= 1, np.minimum(layouts.shard, whole), whole)
+        copies = np.maximum(whole / group, 1.0)
+        self._gathered_s = self._both("all_gather", dense_rank, expert_rank, weight, group)
+        self._spread_s = self._both("all_gather", dense_rank, expert_rank, gradient, whole)
+        scattered = self._both("reduce_scatter", dense_rank, expert_rank, gradient, group)
+        # Where only part of the replicas shard (HSDP), each rank adds up its shard with the other parts' ranks.
+        stride = np.minimum(layouts.tp * group, float(links.chips_per_domain))
+        summed = self._over("all_reduce", dense_rank * gradient / group, copies, stride)
+        self._reduced_s = scattered + np.where(copies > 1, summed, 0.0)
 
     def exposed_s(self, profile: StackProfile, compute_s: FloatArray) -> FloatArray:
         """Seconds that show, beside `compute_s` of computing in the step."""
@@ -73,13 +80,18 @@ class Exchange:
         return layers * share + np.where(pp > 1, table, table * tables), experts * share
 
     def _both(
-        self, kind: CollectiveKind, dense: FloatArray, experts: FloatArray, element_bytes: float
+        self,
+        kind: CollectiveKind,
+        dense: FloatArray,
+        experts: FloatArray,
+        element_bytes: float,
+        group: FloatArray,
     ) -> FloatArray:
-        """A collective over the replicas of dense weights, and another over those of experts."""
+        """A collective over groups of replicas of dense weights, and another over those of experts."""
         layouts = self._layouts
-        replicas = layouts.cp * layouts.dp
-        seconds = self._over(kind, dense * element_bytes, replicas, layouts.tp)
-        expert_replicas = np.maximum(layouts.tp * replicas / (layouts.ep * layouts.etp), 1.0)
+        seconds = self._over(kind, dense * element_bytes, group, layouts.tp)
+        expert_replicas = np.maximum(layouts.tp * layouts.cp * layouts.dp / (layouts.ep * layouts.etp), 1.0)
+        expert_replicas = np.minimum(expert_replicas, group * layouts.tp)
         stride = np.minimum(layouts.ep * layouts.etp, float(self._links.chips_per_domain))
         return np.where(
             experts > 0, seconds + self._over(kind, experts * element_bytes, expert_replicas, stride), seconds
