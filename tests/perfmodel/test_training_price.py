@@ -128,10 +128,3 @@ def test_narrow_formats_are_faster_for_wide_models() -> None:
     bf16 = price(TrainingJob(model, 8192), fields).step_s[0]
     fp8 = price(TrainingJob(model, 8192, Precision("fp8")), fields).step_s[0]
     assert fp8 < bf16
-
-
-def test_sharding_over_fewer_replicas_moves_less_over_the_network() -> None:
-    fields = {"dp": 64, "zero": 3, "micro_batch": 1, "num_micro": 1}
-    wide = price(LLAMA, fields).stages_s["data_communication"][0]
-    narrow = price(LLAMA, fields | {"shard": 8}).stages_s["data_communication"][0]
-    assert narrow <= wide

@@ -42,7 +42,7 @@ class Exchange:
         self._gathered_s = self._both("all_gather", dense_rank, expert_rank, weight, group)
         self._spread_s = self._both("all_gather", dense_rank, expert_rank, gradient, whole)
         scattered = self._both("reduce_scatter", dense_rank, expert_rank, gradient, group)
-        # Where only part of the replicas shard (HSDP), each rank adds up its shard with the other parts' ranks.
+        # Where only part of the replicas shard (HSDP), each rank adds up its shard with those of other parts.
         stride = np.minimum(layouts.tp * group, float(links.chips_per_domain))
         summed = self._over("all_reduce", dense_rank * gradient / group, copies, stride)
         self._reduced_s = scattered + np.where(copies > 1, summed, 0.0)
