@@ -16,7 +16,7 @@ def exact() -> MemoryProfile:
         activation_slack=1.0,
         working_layers=0.0,
         base_bytes=0.0,
-        unusable_bytes=0.0,
+        fragment_share=0.0,
         outside_bytes=0.0,
     )
 
@@ -41,7 +41,7 @@ def llama() -> LlmSpec:
 
 @pytest.fixture
 def moe() -> LlmSpec:
-    """As `llama`, with 16 experts of width 512, 2 a token, and shared ones of width 1,024 in layers 2 to 8."""
+    """As `llama`, but layers 2 to 8 have 16 experts of 512, 2 a token, and shared ones of 1,024."""
     attention = AttentionSpec(16, 4, 64, 64)
     dense = LayerSpec(attention, MlpSpec(3072))
     sparse = LayerSpec(attention, moe=MoeSpec(experts=16, top_k=2, expert_ffn=512, shared_ffn=1024))

@@ -39,7 +39,7 @@ def test_scores_are_kept_where_attention_is_not_fused_and_dropped_by_selective_r
 
 
 def test_tensor_ranks_split_what_lies_between_their_collectives(gpt: LlmSpec, exact: MemoryProfile) -> None:
-    # Inputs and outputs of two norms (8 s b h) are whole without sequence parallelism, the other 24 are split.
+    # Inputs and outputs of two norms (8 s b h) are whole without sequence parallelism; the rest is split.
     tokens = SEQ
     statistics = tokens * 4 * 4
     assert one(gpt, exact, tp=4)["kept"] == tokens * 1024 * (8 + 24 / 4) + statistics
@@ -50,12 +50,12 @@ def test_context_ranks_split_the_tokens(llama: LlmSpec, exact: MemoryProfile) ->
     whole, split = one(llama, exact), one(llama, exact, cp=4)
     assert split["kept"] == whole["kept"] / 4
     assert whole["buffers"] == 0
-    # The ring holds the next keys and values and their gradients: 2 x 512 tokens x 4 heads x (64 + 64) x 2 bytes.
+    # The next keys and values and their gradients: 2 x 512 tokens x 4 heads x (64 + 64) x 2 bytes.
     assert split["buffers"] == 2 * 512 * 4 * 128 * 2
 
 
 def test_grouped_heads_and_gated_block(llama: LlmSpec, exact: MemoryProfile) -> None:
-    # Norms 4 x 1,024; queries and output 2 x 1,024; keys and values 2 x 256; gate, up, silu(gate), product 4 x 3,072.
+    # Norms 4 x 1,024; queries, output 2 x 1,024; keys, values 2 x 256; gate, up, silu, product 4 x 3,072.
     width = 4 * 1024 + 2 * 1024 + 2 * 256 + 4 * 3072
     assert one(llama, exact)["kept"] == SEQ * (2 * width + 16 * 4)
     fused = msgspec.structs.replace(exact, fused_activation=True)
@@ -70,8 +70,8 @@ def test_fewer_key_heads_than_tensor_ranks_are_copied(llama: LlmSpec, exact: Mem
 
 
 def test_latent_attention_keeps_latents_and_all_heads(mla: LlmSpec, exact: MemoryProfile) -> None:
-    # Norms 4 x 1,024; latents before and after their norms 2 x (256 + 128), shared rotary part 64; queries and keys
-    # of 16 x 192, values and output of 16 x 128; block 4 x 3,072.
+    # Norms 4 x 1,024; latents before and after their norms 2 x (256 + 128), shared rotary part 64; queries
+    # and keys of 16 x 192, values and output of 16 x 128; block 4 x 3,072.
     width = 4 * 1024 + 2 * 384 + 64 + 2 * 16 * 192 + 2 * 16 * 128 + 4 * 3072
     assert one(mla, exact)["kept"] == SEQ * (2 * width + 16 * 4)
 

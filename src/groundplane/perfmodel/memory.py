@@ -1,17 +1,12 @@
-"""Memory of one rank at its peak, by part.
+"""Memory of one rank of the built-in trainer at its peak, by part.
 
-First cut: the built-in trainer on processor cores, whose eager autograd keeps what each operator saves for
-its backward pass. Knows nothing of time.
+It runs on processor cores, where eager autograd keeps what each operator saves for its backward pass. Layouts
+of chips are priced in `memory_training`. Knows nothing of time.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from groundplane.perfmodel.evidence import FloatArray
-from groundplane.perfmodel.strategy import Layouts
 from groundplane.spec.job import LlamaShape, TrainSpec
-from groundplane.spec.llm import LayerSpec, LlmSpec
 
 RUNTIME_BYTES = 360e6
 """Interpreter, PyTorch and its thread pools before anything is trained (resident size of an idle rank)."""
@@ -68,46 +63,3 @@ def host_rank_memory(train: TrainSpec, ranks: int) -> dict[str, float]:
         "buffers": buckets,
         "runtime": RUNTIME_BYTES,
     }
-
-
-def rough_rank_bytes(model: LlmSpec, seq: int, layouts: Layouts) -> FloatArray:
-    """Bytes of the first pipeline stage's rank in mixed precision, for choosing among layouts.
-
-    States: 2 (weights) + 4 (gradients) + 12 (master weights and two moments) bytes a parameter, sharded as ZeRO
-    says. Activations a layer: 34 s b h bytes, over the tensor ranks with sequence parallelism, else 10 + 24 / tp
-    (Korthikanti et al. 2022, equations 2 to 4, attention fused); with full recompute 2 s b h. As many micro-batches
-    are held as the pipeline has stages, at most.
-    """
-    count = model.parameters()
-    experts = float(count.experts)
-    dense = (count.total - experts) / (layouts.tp * layouts.pp)
-    expert = experts / (layouts.ep * layouts.etp * layouts.pp)
-    weights = np.where(layouts.zero >= 3, 2.0 / layouts.shard, 2.0)
-    gradients = np.where(layouts.zero >= 2, 4.0 / layouts.shard, 4.0)
-    optimizer = np.where(layouts.zero >= 1, 12.0 / layouts.shard, 12.0)
-    expert_shard = np.maximum(layouts.shard * layouts.tp / layouts.ep, 1.0)
-    expert_optimizer = np.where(layouts.zero >= 1, 12.0 / expert_shard, 12.0)
-    states = dense * (weights + gradients + optimizer) + expert * (6.0 + expert_optimizer)
-    tokens = layouts.micro_batch * seq / layouts.cp
-    width = tokens * model.hidden
-    split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
-    wide = np.mean([_activation_width(layer, model.hidden) for layer in model.layers])
-    kept = width * (10.0 / split + wide / layouts.tp)
-    per_layer = np.where(layouts.recompute == 2, 2.0 * width / split, kept)
-    held = np.minimum(layouts.pp, layouts.num_micro) * model.num_layers / layouts.pp
-    logits = tokens * model.vocab / layouts.tp * 6.0
-    working = np.where(layouts.recompute == 2, kept, 0.0)
-    return np.asarray(states + per_layer * held + np.maximum(logits, working) + 2e9)
-
-
-def _activation_width(layer: LayerSpec, hidden: int) -> float:
-    """Bytes kept a token between the tensor ranks' collectives, in hidden widths: 24 for a dense GPT layer."""
-    attention = layer.attention
-    heads = 2.0 * (2 * attention.heads * attention.head_dim + 2 * attention.kv_heads * attention.head_dim)
-    ffn = 0.0
-    if layer.mlp is not None:
-        ffn += 2.0 * layer.mlp.ffn * (3 if layer.mlp.gated else 2)
-    if layer.moe is not None:
-        ffn += 2.0 * (layer.moe.top_k * layer.moe.expert_ffn + layer.moe.shared_ffn) * 3
-        ffn += 4.0 * layer.moe.top_k * hidden
-    return (heads + ffn) / hidden

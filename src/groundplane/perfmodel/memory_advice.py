@@ -1,4 +1,4 @@
-"""Whether one layout fits into a chip's memory, how sure that is, and which single change would make it fit."""
+"""Whether one layout fits into a chip's memory, how sure that is, and which change would make it fit."""
 
 from __future__ import annotations
 

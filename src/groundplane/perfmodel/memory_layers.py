@@ -1,8 +1,9 @@
 """Weights and activations of one layer on one rank, operator by operator, for many layouts at once.
 
-What an operator needs in its backward pass is kept: inputs of norms and products, queries, keys, values and output of
-attention, inputs of activations, tokens sent to experts. Counts follow Korthikanti et al. 2022, section 4, written out
-for gated blocks, grouped and latent attention, and experts. Knows one layer; nothing of pipelines, states or loss.
+What an operator needs in its backward pass is kept: inputs of norms and products, queries, keys, values and
+output of attention, inputs of activations, tokens sent to experts. Counts follow Korthikanti et al. 2022,
+section 4, written out for gated blocks, grouped and latent attention, and experts. Knows one layer; nothing
+of pipelines, states or loss.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def layer_memory(
         layouts: N of them.
         profile: the software stack.
         activation_bytes: of one activation.
-        expert_skew: tokens of the rank with most tokens against the mean, in layers with experts (1: balanced).
+        expert_skew: tokens of the rank with most tokens against the mean, with experts (1: balanced).
     """
     rank = _Rank(model, seq, layouts, profile, activation_bytes, expert_skew)
     dense, experts = rank.parameters(layer)
@@ -100,7 +101,7 @@ class _Rank:
         """Tokens whose hidden state the rank holds outside of them."""
 
     def parameters(self, layer: LayerSpec) -> tuple[FloatArray, FloatArray]:
-        """Parameters of the rank: products are split over tensor ranks; norms, latents and routers are not."""
+        """Parameters: products are split over tensor ranks; norms, latents and routers are not."""
         hidden, layouts = self.model.hidden, self.layouts
         attention = layer.attention
         whole = layer.num_norms * self.model.norm.parameters(hidden) + attention.norm_parameters()
@@ -156,13 +157,15 @@ class _Rank:
         return kept
 
     def every_second_product(self, layer: LayerSpec) -> FloatArray:
-        """Selective recompute by operator: kept are the layer's input, the output of every second product and of
-        attention (torchtitan's default policy)."""
+        """Selective recompute by operator: kept are the layer's input, the output of every second product and
+        of attention (torchtitan's default policy)."""
         attention = layer.attention
         heads = attention.heads / self.layouts.tp
         kv_heads = np.maximum(attention.kv_heads / self.layouts.tp, 1.0)
         wide = heads * (attention.head_dim + attention.value_dim) + kv_heads * attention.value_dim
-        kept = 2.0 * self.boundary() + self.element * self.tokens * wide + self.tokens * heads * 4.0
+        kept: FloatArray = (
+            2.0 * self.boundary() + self.element * self.tokens * wide + self.tokens * heads * 4.0
+        )
         if layer.mlp is not None:
             kept += self.tokens * self.element * layer.mlp.ffn / self.layouts.tp
         if layer.moe is not None:
@@ -170,16 +173,17 @@ class _Rank:
         return kept
 
     def buffers(self, layer: LayerSpec) -> FloatArray:
-        """The hidden state and its gradient as tensor ranks gather them, keys and values that travel round a context
-        ring with their gradients, and tokens on their way to experts and back."""
+        """The hidden state and its gradient as tensor ranks gather them, keys and values that travel round a
+        context ring with their gradients, and tokens on their way to experts and back."""
         layouts, attention = self.layouts, layer.attention
         gathered = (layouts.tp > 1) & (layouts.sequence_parallel > 0)
         hidden = np.where(gathered, 2.0, 0.0) * self.tokens * self.model.hidden * self.element
         width = np.maximum(attention.kv_heads / layouts.tp, 1.0) * (attention.head_dim + attention.value_dim)
         ring = np.where(layouts.cp > 1, 2.0, 0.0) * self.tokens * width * self.element
-        if layer.moe is None:
-            return hidden + ring
-        return hidden + ring + 2.0 * self._routed(layer.moe) * self.model.hidden * self.element
+        passing: FloatArray = hidden + ring
+        if layer.moe is not None:
+            passing = passing + 2.0 * self._routed(layer.moe) * self.model.hidden * self.element
+        return passing
 
     def _inner(self, ffn: float, gated: bool) -> float:
         """Bytes of one token inside a feed-forward block."""

@@ -56,10 +56,10 @@ def full_stages(stages: list[Stage]) -> list[Stage]:
 def micro_batches_in_flight(place: int, layouts: Layouts) -> FloatArray:
     """Micro-batches whose activations a stage holds at most, in units of all of its layers.
 
-    1F1B: the stages behind it and itself (Narayanan et al. 2021, section 2.2.1). Interleaved: 2 (p - place - 1)
-    + (v - 1) p + 1 chunks of a v-th of the layers (as Megatron warms up). Zero-bubble keeps p everywhere (Qi et al.
-    2023, ZB-H1 delays weight gradients by as much). DualPipe: p + 1 chunks of the two that a rank holds (DeepSeek-V3,
-    table 2), so half of that for both.
+    1F1B: the stages behind it and itself (Narayanan et al. 2021, section 2.2.1). Interleaved:
+    2 (p - place - 1) + (v - 1) p + 1 chunks of a v-th of the layers (as Megatron warms up). Zero-bubble keeps
+    p everywhere (Qi et al. 2023: ZB-H1 delays weight gradients by as much). DualPipe: p + 1 chunks of the two
+    that a rank holds (DeepSeek-V3, table 2), so half of that for both.
 
     Args:
         place: of the stage, from 0.

@@ -1,7 +1,8 @@
 """Memory of training at its peak, for many layouts at once: states, activations in flight, buffers, the loss.
 
-Every pipeline stage that can be the fullest is priced in the two phases that can be the peak: a backward pass, when
-all activations are live, and the optimizer step, when new weights are collected. Knows nothing of time or search.
+Every pipeline stage that can be the fullest is priced in the two phases that can be the peak: a backward
+pass, when all activations are live, and the optimizer step, when new weights are collected. Knows nothing of
+time or search.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from groundplane.perfmodel.strategy import RECOMPUTE, Layouts
 from groundplane.spec.llm import LayerSpec, LlmSpec
 
 PARTS: Final = ("weights", "gradients", "optimizer", "activations", "buffers", "runtime")
-"""As `estimate.MEMORY_PARTS`. Buffers are what a pass, the loss, a gather or an optimizer step needs for a while;
-runtime is what the stack holds beyond its tensors."""
+"""As `estimate.MEMORY_PARTS`. Buffers are what a pass, the loss, a gather or an optimizer step needs for a
+while; runtime is what the stack holds beyond its tensors."""
 
 _LAYER_FIELDS = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "recompute", "recompute_share")
 HOST_SHARPNESS: Final = 3.0
@@ -43,8 +44,8 @@ class TrainingMemory:
     Attributes:
         parts_bytes: by part (see `PARTS`), shape (N,) each; they add up to `needed_bytes`.
         needed_bytes: what must be there for the run to live.
-        held_bytes: what the stack holds when memory is plentiful, as its tools report it: also tensors that wait for
-            the communication stream.
+        held_bytes: what the stack holds when memory is plentiful, as its tools report it: also tensors that
+            wait for the communication stream.
         stage: place of the pipeline stage.
     """
 
@@ -98,7 +99,7 @@ def training_memory(
 
 def usable_bytes(chip_memory_bytes: float, profile: MemoryProfile) -> float:
     """What a rank's tensors may take of a chip's memory."""
-    return chip_memory_bytes - profile.unusable_bytes
+    return (chip_memory_bytes - profile.outside_bytes) * (1.0 - profile.fragment_share)
 
 
 def stage_parameters(
@@ -212,7 +213,7 @@ class _StagePricer:
         return parts, np.where(is_step, 0.0, self._waiting(stage, flying))
 
     def _states(self, dense: FloatArray, experts: FloatArray) -> dict[str, FloatArray]:
-        """Weights, gradients and optimizer states as ZeRO stages 1 to 3 shard them (Rajbhandari et al. 2020)."""
+        """Weights, gradients, optimizer states as ZeRO 1 to 3 shard them (Rajbhandari et al. 2020)."""
         zero, profile = self.layouts.zero, self.profile
 
         def held(size: float, least_stage: int) -> FloatArray:
@@ -236,8 +237,8 @@ class _StagePricer:
         return 2.0 * self.tokens / split * self.model.hidden * self.element * np.minimum(flying, 1.0)
 
     def _passing(self, stage: Stage) -> FloatArray:
-        """What comes and goes while all activations are live: a layer that runs backward with its gradients, or the
-        loss before it, whichever is larger; and weights gathered for either."""
+        """What comes and goes while all activations are live: a layer that runs backward with its gradients,
+        or the loss before it, whichever is larger; and weights gathered for either."""
         most = np.zeros(len(self.layouts))
         for count, layer in zip(stage.layers, self.layers, strict=True):
             if count:
@@ -246,11 +247,11 @@ class _StagePricer:
                     (self.layouts.recompute == _FULL) | (self.layouts.recompute == _BLOCK), whole, 0.0
                 )
                 most = np.maximum(most, again + self.profile.working_layers * whole + layer.buffers[self.own])
-        weights, gradients = self._gathers(stage)
+        held, gradients = self._gathers(stage)
         most = most + gradients
         if stage.head:
             most = np.maximum(most, self._loss())
-        return most + weights
+        return most + held
 
     def _loss(self) -> FloatArray:
         """Logits in all their copies, each tensor rank with its share of the vocabulary."""
@@ -261,27 +262,28 @@ class _StagePricer:
         return self.tokens * self.model.vocab / self.layouts.tp * size
 
     def _gathers(self, stage: Stage) -> tuple[FloatArray, FloatArray]:
-        """Weights of two layers gathered at once, beside embedding and head, and gradients of one layer before they
-        are scattered, in both types; all of the stage's, where a pipeline keeps them."""
+        """(held throughout, during a layer's backward pass): weights of two layers gathered at once, beside
+        embedding and head; gradients of one layer before they are scattered, in both types. A pipeline that
+        keeps them holds all of the stage's weights and gradients whole."""
         profile, layouts = self.profile, self.layouts
         largest = np.zeros(len(layouts))
         for count, layer in zip(stage.layers, self.layers, strict=True):
             if count:
                 experts = layer.experts[self.own] * np.where(self.expert_shard > 1, 1.0, 0.0)
                 largest = np.maximum(largest, layer.dense[self.own] + experts)
-        weights = profile.gathered_bytes * (2.0 * largest + self._edges(stage))
+        parameters = np.sum(self.parameters(stage), axis=0)
+        weights = profile.gathered_bytes * np.minimum(2.0 * largest + self._edges(stage), parameters)
         scattered = profile.gradient_bytes if profile.gathered_bytes else 0.0
         gradients = (profile.gathered_bytes + scattered) * largest
+        whole = np.zeros(len(layouts))
         if profile.pipeline_keeps_gathered:
-            whole = np.sum(self.parameters(stage), axis=0)
             kept = (layouts.pp > 1) & (layouts.num_micro > 1)
-            weights = np.where(kept, (profile.gathered_bytes + profile.gradient_bytes) * whole, weights)
+            weights = np.where(kept, profile.gathered_bytes * parameters, weights)
             gradients = np.where(kept, profile.gathered_bytes * largest, gradients)
-        sharded = self.shard > 1
-        return (
-            np.where((layouts.zero >= 3) & sharded, weights, 0.0),
-            np.where((layouts.zero >= 2) & sharded, gradients, 0.0),
-        )
+            whole = np.where(kept, profile.gradient_bytes * parameters, 0.0)
+        zero = np.where(self.shard > 1, layouts.zero, 0.0)
+        held = np.where(zero >= 3, weights, 0.0) + np.where(zero >= 2, whole, 0.0)
+        return held, np.where(zero >= 2, gradients, 0.0)
 
     def _buckets(self, parameters: FloatArray) -> FloatArray:
         """Buckets of gradients on their way to other replicas."""
@@ -297,7 +299,7 @@ class _StagePricer:
         return np.where(sharded, size, 0.0)
 
     def _waiting(self, stage: Stage, flying: FloatArray) -> FloatArray:
-        """Full hidden states that the allocator cannot use again before the communication stream has passed."""
+        """Full hidden states that cannot be used again before the communication stream has passed."""
         profile, held = self.profile, max(sum(stage.layers), 1)
         if not profile.waiting_alone and not profile.waiting_in_pipeline:
             return np.zeros(len(self.layouts))

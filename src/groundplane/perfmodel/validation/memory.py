@@ -23,8 +23,8 @@ _SHIPPED: Final = "points_memory.csv"
 class MemoryErrors(Errors, frozen=True, forbid_unknown_fields=True):
     """Errors of the memory of runs that lived, and how well fit is told from out-of-memory.
 
-    `balanced_accuracy_pct` is the mean of the shares of either kind that were told right; None where the table has
-    runs of one kind only.
+    `balanced_accuracy_pct` is the mean of the shares of either kind that were told right; None where the
+    table has runs of one kind only.
     """
 
     balanced_accuracy_pct: float | None = None
@@ -34,11 +34,12 @@ def validate_memory(data: str | Path | None = None) -> Report:
     """Compares memory; without `data` the catalogue's cited points. `pooled` is a `MemoryErrors`.
 
     Args:
-        data: a CSV file of training runs (`published.COLUMNS`; rows of metric memory_gb are taken) or of a sweep with
-            what ran and what ran out of memory (`FIT_COLUMNS`), recognised by its columns.
+        data: a CSV file of training runs (`published.COLUMNS`; rows of metric memory_gb are taken) or of a
+            sweep with what ran and what ran out of memory (`FIT_COLUMNS`), recognised by its columns.
 
     Raises:
-        InputError: unreadable file, a missing column, a cell that should be a number and is none, or no row of memory.
+        InputError: unreadable file, a missing column, a cell that should be a number and is none, or no row
+        of memory.
     """
     cases, excluded = cases_of(data)
     profiles = {profile.name: profile for profile in shipped_memory().profiles}

@@ -29,7 +29,8 @@ class CaseMemory:
         ]
 
     def reported_bytes(self, profiles: Mapping[str, MemoryProfile]) -> FloatArray:
-        """What the stack's tools report of each run: of the rank that it reports, and no more than a chip has."""
+        """What the stack's tools report of each run: of the rank that it reports, and no more than a chip
+        has."""
         result = np.zeros(len(self.cases))
         for case, layouts, indices in self._groups:
             profile = profiles[case.stack]
@@ -57,11 +58,13 @@ def _layouts(cases: Sequence[MemoryCase]) -> Layouts:
 
 
 def _settled(case: MemoryCase, profile: MemoryProfile) -> MemoryCase:
-    """The case with recompute settled where the run leaves it open: as little as fits, since that is fastest."""
+    """The case with recompute settled where the run leaves it open: what the stack does unless told
+    otherwise, else as little as fits, since that is fastest."""
     if not case.open_recompute:
         return case
     plain = dict(case.layout)
-    ways = [float(RECOMPUTE.index(name)) for name in ("none", "selective", "full")]
+    names = (profile.usual_recompute,) if profile.usual_recompute else ("none", "selective", "full")
+    ways = [float(RECOMPUTE.index(name)) for name in names]
     layouts = Layouts.of(
         **{name: value for name, value in plain.items() if name != "recompute"}, recompute=ways
     )

@@ -1,8 +1,8 @@
 """From rows of a table of memory to questions that the memory model can answer.
 
-Two kinds of table: runs of training (one metric a row; rows with `memory_gb` are taken), and a sweep of layouts with
-what ran and what ran out of memory. What a row leaves open is inferred where it can be, or the row is excluded with
-its reason. Knows the words, not the model.
+Two kinds of table: runs of training (one metric a row; rows with `memory_gb` are taken), and a sweep of
+layouts with what ran and what ran out of memory. What a row leaves open is inferred where it can be, or the
+row is excluded with its reason. Knows the words, not the model.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import functools
 import re
 from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from groundplane.perfmodel.memory_profile import memory_profile
 from groundplane.perfmodel.published import Run, case_of, runs_of
@@ -24,17 +26,21 @@ GIB: Final = 2.0**30
 """What the tables call GB: memory tools count in units of 2**30."""
 
 FIT_COLUMNS: Final = (
-    "source", "model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq_len", "n_chips", "chip_mem_gb",
-    "tp", "pp", "dp", "zero", "micro_batch", "grad_accum", "status", "mem_reserved_gb",
+    "source", "model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq_len", "n_chips",
+    "chip_mem_gb", "tp", "pp", "dp", "zero", "micro_batch", "grad_accum", "status", "mem_reserved_gb",
 )  # fmt: skip
 RAN, RAN_OUT = "success", "oom"
 
 _NANOTRON_RELEASES: Final = ((14_018_000, "nanotron-2024-12"), (14_097_148, "nanotron-2025-01"))
-"""The nanotron sweep ran on three releases one after another: job numbers below which the first and the second were in
-use. The third begins with the pipeline's fix that the table of training runs marks as after_pp_fix."""
+"""The nanotron sweep ran on three releases one after another: job numbers below which the first and the
+second were in use. The third begins with the pipeline's fix that the table of training runs marks as
+after_pp_fix."""
 
 _BF16_DATE: Final = "02-28"
 """From this day on the BLOOM sweep ran with gradients accumulated in float32."""
+
+_COMPILED_LOSS_MONTH: Final = 202501
+"""From this month on torchtitan compiles its loss: logits are not copied to float32 more than once."""
 
 _SETTLED: Final = ("recompute", "model shape", "precision")
 """What a run may leave open: recompute follows from what fits, a shape from the model's name."""
@@ -44,8 +50,9 @@ _SETTLED: Final = ("recompute", "model shape", "precision")
 class MemoryCase:
     """One run: what it was, what memory it took or that it ran out.
 
-    `stack` names a memory profile, `layout` are fields of `Layouts`. `chip_bytes` is None where it does not matter; `measured_bytes` is None where the
-    run ran out of memory. With `open_recompute` the run does not say what is recomputed: as little as fits.
+    `stack` names a memory profile, `layout` are fields of `Layouts`. `chip_bytes` is None where it does not
+    matter; `measured_bytes` is None where the run ran out of memory. With `open_recompute` the run does not
+    say what is recomputed: as little as fits.
     """
 
     row: int
@@ -91,8 +98,8 @@ def sweep_cases(rows: list[Row]) -> tuple[list[MemoryCase], list[Excluded]]:
 
 
 def training_cases(rows: list[Row]) -> tuple[list[MemoryCase], list[Excluded]]:
-    """Cases of a table of training runs: those that state their memory. Other runs are passed over: they belong to
-    the validation of time.
+    """Cases of a table of training runs: those that state their memory. Other runs are passed over: they
+    belong to the validation of time.
 
     Raises:
         InputError: a cell that should be a positive number and is none.
@@ -118,7 +125,7 @@ def _sweep_case(row: Row, *, ran: bool) -> MemoryCase:
         "sequence_parallel": float(sizes["tp"] > 1),
     }
     source = row.text("source")
-    stack = memory_profile(_release(stack_of(source, "ZeRO", ""), f"job {row.text('job_id')}")).name
+    stack = memory_profile(_release(stack_of(source, "ZeRO", ""), source, f"job {row.text('job_id')}")).name
     return MemoryCase(
         row=row.line,
         source=source,
@@ -143,25 +150,34 @@ def _llama(row: Row) -> LlmSpec:
 def _llama_of(
     layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab: int, size: float | None
 ) -> LlmSpec:
-    """A Llama of a shape; the head is tied where only that meets the size in the model's name."""
+    """A Llama of a shape."""
     width = hidden // heads
     layer = LayerSpec(AttentionSpec(heads, kv_heads, width, width), MlpSpec(ffn))
-    found = LlmSpec("llama", "published run", hidden, vocab, (layer,) * layers)
-    if size is None:
-        return found
-    apart = abs(found.parameters().total - size)
-    tied = abs(found.parameters().total - vocab * hidden - size) < apart
-    return LlmSpec("llama", "published run", hidden, vocab, (layer,) * layers, tied_embeddings=tied)
+    return _tied_if(LlmSpec("llama", "published run", hidden, vocab, (layer,) * layers), size)
 
 
-def _release(stack: str, notes: str) -> str:
+@functools.cache
+def _tied_if(model: LlmSpec, size: float | None) -> LlmSpec:
+    """The model with a tied head, where only that meets the parameters stated for it."""
+    if size is None or model.tied_embeddings:
+        return model
+    total, head = model.parameters().total, model.parameters().head
+    if abs(total - head - size) < abs(total - size):
+        return msgspec.structs.replace(model, tied_embeddings=True)
+    return model
+
+
+def _release(stack: str, source: str, notes: str) -> str:
     """The release of a stack that a run used, by its job number or date: what it kept in memory differs."""
     job = re.search(r"\bjob (\d+)", notes)
-    if stack == "nanotron" and job:
-        return next((name for last, name in _NANOTRON_RELEASES if int(job[1]) < last), stack)
+    if stack.startswith("nanotron") and job:
+        return next((name for last, name in _NANOTRON_RELEASES if int(job[1]) < last), "nanotron")
     date = re.search(r"\brun date (\d\d-\d\d)", notes)
     if stack == "megatron-deepspeed-zero" and date and date[1] >= _BF16_DATE:
         return "megatron-deepspeed-bf16"
+    month = re.search(r"_(20\d{4})", source)
+    if stack == "torchtitan" and month and int(month[1]) >= _COMPILED_LOSS_MONTH:
+        return "torchtitan-2025"
     return stack
 
 
@@ -172,19 +188,14 @@ def _training_case(run: Run) -> MemoryCase | Excluded:
         return case
     if any(name not in _SETTLED for name in case.open_fields):
         return Excluded(run.row, f"leaves open: {', '.join(case.open_fields)}")
-    profile = memory_profile(_release(case.stack, run.shared["notes"]))
-    layout = _split_for_pipeline(case.layouts[0])
-    if not run.shared["fsdp_or_zero"] and profile.shards_optimizer:
-        layout = layout | {"zero": 1.0}
-    if not run.shared["sp"] and profile.splits_sequence and layout["tp"] > 1:
-        layout = layout | {"sequence_parallel": 1.0}
+    profile = memory_profile(_release(case.stack, case.source, run.shared["notes"]))
     return MemoryCase(
         row=run.row,
         source=case.source,
         stack=profile.name,
-        model=case.model,
+        model=_tied_if(case.model, _parameters(run.shared["n_params_b"])),
         seq=case.seq,
-        layout=tuple(layout.items()),
+        layout=tuple(case.layouts[0].items()),
         measured_bytes=run.metrics["memory_gb"] * GIB,
         chip_bytes=_chip_bytes(run.shared["chip"], float(case.cluster.chip.memory_bytes)),
         inferred=not case.complete,
@@ -192,15 +203,12 @@ def _training_case(run: Run) -> MemoryCase | Excluded:
     )
 
 
+def _parameters(text: str) -> float | None:
+    """Stated billions of parameters, exact enough to tell by them whether a head is tied."""
+    return float(text) * 1e9 if re.fullmatch(r"\d+\.\d\d+", text) else None
+
+
 def _chip_bytes(text: str, usual: float) -> float:
     """Memory of a chip: as its name states it (some variants are in no catalogue), else the usual."""
     stated = re.search(r"(\d+) ?GB", text)
     return float(stated[1]) * GIB if stated else usual
-
-
-def _split_for_pipeline(layout: dict[str, float]) -> dict[str, float]:
-    """A local batch that is given as one micro-batch to a pipeline is split into as many as it has stages."""
-    pp, num_micro = layout.get("pp", 1.0), layout.get("num_micro", 1.0)
-    if pp > 1 and num_micro == 1 and layout["micro_batch"] % pp == 0:
-        return layout | {"micro_batch": layout["micro_batch"] / pp, "num_micro": pp}
-    return layout
