@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from groundplane.perfmodel.estimate import MEMORY_PARTS
 from groundplane.perfmodel.memory_profile import MemoryProfile, shipped_memory
 from groundplane.perfmodel.memory_stages import all_stages, full_stages, micro_batches_in_flight
 from groundplane.perfmodel.memory_training import (
-    PARTS,
     pipeline_stages,
     stage_parameters,
     training_memory,
@@ -35,7 +35,7 @@ MODEL = LlmSpec(
 
 def peak(model: LlmSpec, profile: MemoryProfile, **layout: float) -> dict[str, float]:
     found = training_memory(model, SEQ, Layouts.of(**layout), profile)
-    parts = {name: float(found.parts_bytes[name][0]) for name in PARTS}
+    parts = {name: float(found.parts_bytes[name][0]) for name in MEMORY_PARTS}
     assert sum(parts.values()) == pytest.approx(float(found.needed_bytes[0]))
     return parts | {"needed": float(found.needed_bytes[0]), "stage": float(found.stage[0])}
 

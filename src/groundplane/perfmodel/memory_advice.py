@@ -8,8 +8,9 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
+from groundplane.perfmodel.estimate import MEMORY_PARTS
 from groundplane.perfmodel.memory_profile import MemoryProfile
-from groundplane.perfmodel.memory_training import PARTS, training_memory, usable_bytes
+from groundplane.perfmodel.memory_training import training_memory, usable_bytes
 from groundplane.perfmodel.strategy import RECOMPUTE, Layouts
 from groundplane.spec.llm import LlmSpec
 
@@ -39,7 +40,7 @@ class MemoryVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         needed_bytes: of the fullest rank.
         low_bytes, high_bytes: 10th and 90th percentile.
         limit_bytes: what a run can count on.
-        parts_bytes: by part (see `memory_training.PARTS`); they add up to `needed_bytes`.
+        parts_bytes: by part (see `estimate.MEMORY_PARTS`); they add up to `needed_bytes`.
         stage: place of the fullest pipeline stage.
         verdict: "fits" and "does not fit" hold for the whole interval.
         changes: single changes: those that make it fit, cheapest in time first; where none does, those that
@@ -104,7 +105,7 @@ def judge_memory(
         low_bytes=low,
         high_bytes=high,
         limit_bytes=limit,
-        parts_bytes={name: float(found.parts_bytes[name][0]) for name in PARTS},
+        parts_bytes={name: float(found.parts_bytes[name][0]) for name in MEMORY_PARTS},
         stage=int(found.stage[0]),
         verdict=_verdict(low, needed, high, limit),
         changes=() if needed <= limit else tuple((fitting or saving)[:most_changes]),

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from groundplane.perfmodel.estimate import MEMORY_PARTS
 from groundplane.perfmodel.evidence import FloatArray
 from groundplane.perfmodel.memory_layers import LayerMemory, layer_memory
 from groundplane.perfmodel.memory_profile import MemoryProfile
@@ -24,10 +25,6 @@ from groundplane.perfmodel.memory_stages import (
 )
 from groundplane.perfmodel.strategy import RECOMPUTE, Layouts
 from groundplane.spec.llm import LayerSpec, LlmSpec
-
-PARTS: Final = ("weights", "gradients", "optimizer", "activations", "buffers", "runtime")
-"""As `estimate.MEMORY_PARTS`. Buffers are what a pass, the loss, a gather or an optimizer step needs for a
-while; runtime is what the stack holds beyond its tensors."""
 
 _LAYER_FIELDS = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "recompute", "recompute_share")
 HOST_SHARPNESS: Final = 3.0
@@ -42,7 +39,9 @@ class TrainingMemory:
     """Peak of a rank under N layouts.
 
     Attributes:
-        parts_bytes: by part (see `PARTS`), shape (N,) each; they add up to `needed_bytes`.
+        parts_bytes: by part (see `MEMORY_PARTS`), shape (N,) each; they add up to `needed_bytes`. Buffers are
+            what a pass, the loss, a gather or an optimizer step needs for a while; runtime is what the stack
+            holds beyond its tensors.
         needed_bytes: what must be there for the run to live.
         held_bytes: what the stack holds when memory is plentiful, as its tools report it: also tensors that
             wait for the communication stream.
@@ -80,7 +79,7 @@ def training_memory(
     kinds = [layer for layer, _ in model.layer_groups()]
     layers = [layer_memory(model, kind, seq, few, profile, activation_bytes, expert_skew) for kind in kinds]
     count = len(layouts)
-    parts = {name: np.zeros(count) for name in PARTS}
+    parts = {name: np.zeros(count) for name in MEMORY_PARTS}
     needed, waiting, place = np.full(count, -1.0), np.zeros(count), np.zeros(count)
     for pp in np.unique(layouts.pp):
         here = np.flatnonzero(layouts.pp == pp)
@@ -88,10 +87,10 @@ def training_memory(
         stages = _stages(model, kinds, int(pp), profile)
         for stage in stages[:1] if first_stage else full_stages(stages):
             found, late = pricer.peak(stage)
-            total = np.sum([found[name] for name in PARTS], axis=0)
+            total = np.sum([found[name] for name in MEMORY_PARTS], axis=0)
             better = total > needed[here]
             rows = here[better]
-            for name in PARTS:
+            for name in MEMORY_PARTS:
                 parts[name][rows] = found[name][better]
             needed[rows], waiting[rows], place[rows] = total[better], late[better], stage.place
     return TrainingMemory(parts, needed, needed + waiting, place)
