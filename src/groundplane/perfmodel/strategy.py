@@ -7,6 +7,7 @@ and what makes one impossible; knows no time and no memory.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -118,32 +119,40 @@ class Layouts:
         return self.take(first), inverse.reshape(-1)
 
     def describe(self, index: int) -> str:
-        """One layout in words: "tp=8 pp=4 dp=16 micro_batch=1 ..."."""
+        """One layout as `parse_layout` reads it: "tp=8 pp=4 dp=16 micro_batch=1 ..."."""
         parts = []
         for name in ("tp", "cp", "pp", "vpp", "ep", "etp", "dp", "micro_batch", "num_micro", "zero"):
             value = int(getattr(self, name)[index])
-            if value != 1 or name in ("tp", "pp", "dp", "micro_batch"):
+            if value != 1 or name in ("tp", "pp", "dp", "micro_batch", "zero"):
                 parts.append(f"{name}={value}")
+        if self.shard[index] != self.cp[index] * self.dp[index]:
+            parts.append(f"shard={int(self.shard[index])}")
         if self.sequence_parallel[index]:
             parts.append("sp")
-        parts.append(f"recompute={RECOMPUTE[int(self.recompute[index])]}")
+        recompute = RECOMPUTE[int(self.recompute[index])]
+        parts.append(f"recompute={recompute}")
+        if recompute == "block":
+            parts.append(f"recompute_share={self.recompute_share[index]:g}")
+        schedule = SCHEDULES[int(self.schedule[index])]
+        if schedule not in ("1f1b", "interleaved"):
+            parts.append(f"schedule={schedule}")
         return " ".join(parts)
 
 
 def parse_layout(text: str) -> dict[str, float]:
-    """Fields of one layout from "tp=8,pp=16,sp,recompute=full".
+    """Fields of one layout from "tp=8,pp=16,sp,recompute=full"; commas or blanks between its parts.
 
     Raises:
-        InputError: an unknown name, no number, or a size below 1.
+        InputError: an unknown name, one given twice, no number, or a number out of range.
     """
     known = {
         "tp": "tp", "cp": "cp", "pp": "pp", "vpp": "vpp", "ep": "ep", "etp": "etp", "dp": "dp",
-        "mb": "micro_batch", "micro_batch": "micro_batch", "zero": "zero", "shard": "shard",
-        "sp": "sequence_parallel", "recompute": "recompute", "recompute_share": "recompute_share",
+        "mb": "micro_batch", "micro": "micro_batch", "micro_batch": "micro_batch", "num_micro": "num_micro",
+        "zero": "zero", "shard": "shard", "sp": "sequence_parallel", "recompute": "recompute", "recompute_share": "recompute_share",
         "schedule": "schedule",
     }  # fmt: skip
     fields: dict[str, float] = {}
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
+    for part in filter(None, re.split(r"[,\s]+", text)):
         name, _, value = part.partition("=")
         if name not in known:
             raise InputError(
@@ -152,6 +161,8 @@ def parse_layout(text: str) -> dict[str, float]:
                 value=name,
                 nearest=nearest_name(name, known),
             )
+        if known[name] in fields:
+            raise InputError("is given twice", field=f"layout.{name}", value=value)
         fields[known[name]] = _field_value(name, value)
     return fields
 
@@ -166,12 +177,18 @@ def _field_value(name: str, value: str) -> float:
         return 1.0
     if name == "recompute_share":
         try:
-            return float(value)
+            share = float(value)
         except ValueError:
             raise InputError("must be a number", field=f"layout.{name}", value=value) from None
-    least = 0 if name in ("zero", "sp") else 1
-    if not value.isdigit() or int(value) < least:
+        if not 0.0 < share <= 1.0:
+            raise InputError("must be above 0 and at most 1", field=f"layout.{name}", value=value)
+        return share
+    most = {"zero": 3, "sp": 1}.get(name)
+    least = 1 if most is None else 0
+    if not re.fullmatch(r"\d{1,9}", value) or int(value) < least:
         raise InputError(f"must be a whole number of at least {least}", field=f"layout.{name}", value=value)
+    if most is not None and int(value) > most:
+        raise InputError(f"must be at most {most}", field=f"layout.{name}", value=value)
     return float(value)
 
 

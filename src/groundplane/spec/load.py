@@ -7,6 +7,7 @@ no particular struct.
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Mapping
@@ -85,12 +86,18 @@ def from_data(
         InputError: unknown or missing field, wrong type, unit or range.
     """
     try:
-        plain = _prepare(data, shapes.type_info(struct), "", bare)
+        plain = _prepare(data, _shape_of(struct), "", bare)
         return msgspec.convert(plain, struct)
     except InputError as error:
         raise placed(error, file, lines) from None
     except msgspec.ValidationError as error:
-        raise placed(_from_msgspec(error, data, shapes.type_info(struct)), file, lines) from None
+        raise placed(_from_msgspec(error, data, _shape_of(struct)), file, lines) from None
+
+
+@functools.cache
+def _shape_of(struct: type) -> shapes.Type:
+    """What msgspec knows of a struct: it never changes, and finding it out takes most of a load's time."""
+    return shapes.type_info(struct)
 
 
 def placed(error: InputError, file: str | None, lines: Lines | None) -> InputError:
