@@ -7,7 +7,7 @@ from hypothesis import strategies as some
 
 from groundplane.control.events import Gang, NodeCordoned, NodeSilent
 from groundplane.control.placement import Pools
-from groundplane.control.state import Hold, Node
+from groundplane.control.state import Node
 
 
 def node(
@@ -30,8 +30,8 @@ def pools_of(*nodes: Node) -> Pools:
     return pools
 
 
-def where(pools: Pools, gang: Gang, holds: dict[str, Hold] | None = None) -> list[str] | None:
-    placement = pools.place(gang, holds or {})
+def where(pools: Pools, gang: Gang) -> list[str] | None:
+    placement = pools.place(gang)
     return None if placement is None else [rank.node_id for rank in placement]
 
 
@@ -70,11 +70,17 @@ def test_a_gang_stays_on_one_kind() -> None:
     assert where(pools, Gang(2, 1, 0)) == ["n0", "n0"]
 
 
-def test_what_is_held_stays_free() -> None:
-    pools = pools_of(node(0, 8), node(1, 4))
-    assert where(pools, Gang(1, 4, 0), {"n1": Hold(4, 0)}) == ["n0"]
-    assert where(pools, Gang(2, 4, 0), {"n1": Hold(4, 0)}) == ["n0", "n0"]
-    assert where(pools, Gang(2, 4, 0), {"n1": Hold(4, 0), "n0": Hold(1, 0)}) is None
+def test_what_does_not_count_stays_free() -> None:
+    kept = {"n1": (4, 0), "n0": (1, 90)}
+    pools = Pools(
+        lambda node: node.num_free - kept[node.node_id][0], lambda node: kept[node.node_id][1]
+    )  # fmt: skip
+    for each in (node(0, 8), node(1, 4)):
+        pools.update(each)
+    assert where(pools, Gang(1, 4, 0)) == ["n0"]
+    assert where(pools, Gang(2, 4, 0)) is None
+    assert where(pools, Gang(1, 4, 10)) == ["n0"]
+    assert where(pools, Gang(1, 4, 11)) is None
 
 
 def test_closed_nodes_take_nothing(hand: Hand) -> None:
@@ -94,7 +100,7 @@ def test_closed_nodes_take_nothing(hand: Hand) -> None:
 )
 def test_a_placement_is_found_exactly_when_there_is_room(free: list[int], ranks: int, per_rank: int) -> None:
     pools = pools_of(*(node(i, num) for i, num in enumerate(free)))
-    placement = pools.place(Gang(ranks, per_rank, 0), {})
+    placement = pools.place(Gang(ranks, per_rank, 0))
     assert (placement is not None) == (sum(num // per_rank for num in free) >= ranks)
     if placement is not None:
         used = [(rank.node_id, index) for rank in placement for index in rank.devices]
@@ -146,11 +152,16 @@ def test_what_fits_no_rack_stays_under_one_spine() -> None:
     assert where(pools, Gang(10, 8, 0)) is None
 
 
-def test_topology_is_a_preference_where_memory_or_holds_stand_in_the_way() -> None:
-    pools = racks([8, 8], [8, 8])
-    assert where(pools, Gang(2, 8, 0), {"n0": Hold(8, 0)}) == ["n2", "n3"]
-    both = where(pools, Gang(2, 8, 0), {"n0": Hold(8, 0), "n2": Hold(8, 0)})
-    assert sorted(both or []) == ["n1", "n3"]
+def test_topology_is_a_preference_where_memory_stands_in_the_way() -> None:
+    """By devices either rack has room for two; by memory only one node of each has."""
+    pools = pools_of(
+        *(
+            node(index, 8, memory=100 if index % 2 else 1, topology=(f"rack{index // 2}",))
+            for index in range(4)
+        )
+    )
+    assert where(pools, Gang(1, 8, 50)) == ["n1"]
+    assert sorted(where(pools, Gang(2, 8, 50)) or []) == ["n1", "n3"]
 
 
 @settings(deadline=None)

@@ -10,7 +10,7 @@ from groundplane.control.lifecycle.table import Lifecycle
 from groundplane.control.placement import Pools
 from groundplane.control.plan import LEAVING, Planner
 from groundplane.control.queue import Queue
-from groundplane.control.state import CoreState, Node, Timer, Work
+from groundplane.control.state import CoreState, HeadPlan, Node, Timer, Work
 
 
 class Context:
@@ -21,6 +21,7 @@ class Context:
         self.ledger = Ledger(state)
         self.pools = Pools()
         self.capacity = Pools(self._num_not_held_for_good)
+        self.beside = Pools(self._num_beside_plan, self._kept_by_plan_bytes)
         self.planner = Planner(state, self.pools)
         self.queue = Queue()
         self.actions: list[AnyAction] = []
@@ -82,16 +83,38 @@ class Context:
     def node_changed(self, node: Node) -> None:
         """A node has joined, opened, closed or lost its leases."""
         self.pools.update(node)
+        self.beside.update(node)
         self.planner.node_changed(node)
         self.capacity.update(node)
+
+    def set_plan(self, plan: HeadPlan | None) -> None:
+        """Keeps another plan for the head of the queue, or none."""
+        before = self.state.head_plan
+        self.state.head_plan = plan
+        if before is not plan:
+            for each in (before, plan):
+                for node_id in () if each is None else each.holds:
+                    self.beside.update(self.state.nodes[node_id])
 
     def _placement_changed(self, work: Work) -> None:
         for node_id in ranks_by_node(work.placement):
             node = self.state.nodes[node_id]
             self.pools.update(node)
+            self.beside.update(node)
             self.planner.node_changed(node)
             if work.kind == "replica":
                 self.capacity.update(node)
+
+    def _num_beside_plan(self, node: Node) -> int:
+        """Free devices that the head's plan does not keep."""
+        plan = self.state.head_plan
+        hold = None if plan is None else plan.holds.get(node.node_id)
+        return node.num_free if hold is None else max(0, node.num_free - hold.num_devices)
+
+    def _kept_by_plan_bytes(self, node: Node) -> int:
+        plan = self.state.head_plan
+        hold = None if plan is None else plan.holds.get(node.node_id)
+        return 0 if hold is None else hold.memory_bytes
 
     def _num_not_held_for_good(self, node: Node) -> int:
         """Devices that are free, or will be when jobs end and what is leaving has left."""

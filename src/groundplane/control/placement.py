@@ -18,10 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from groundplane.control.actions import RankPlacement
 from groundplane.control.domains import Domain, Domains
 from groundplane.control.events import Gang
-from groundplane.control.state import Hold, Node
-
-Holds = Mapping[str, Hold]
-NO_HOLDS: Holds = {}
+from groundplane.control.state import Node
 
 
 class Pools:
@@ -29,10 +26,14 @@ class Pools:
 
     Args:
         count: how many devices of an open node count; those that nobody holds, if not given.
+        kept_bytes: how much of a node's free memory does not count; none, if not given.
     """
 
-    def __init__(self, count: Callable[[Node], int] | None = None) -> None:
+    def __init__(
+        self, count: Callable[[Node], int] | None = None, kept_bytes: Callable[[Node], int] | None = None
+    ) -> None:
         self._count = count or num_free_on
+        self._kept_bytes = kept_bytes
         self._pools: dict[str, Pool] = {}
 
     def __iter__(self) -> Iterator[Pool]:
@@ -41,17 +42,21 @@ class Pools:
     def update(self, node: Node) -> None:
         """Takes note of a node that is new or changed."""
         if node.device_kind not in self._pools:
-            self._pools[node.device_kind] = Pool(node.device_kind, self._count)
+            self._pools[node.device_kind] = Pool(node.device_kind, self._count, self._kept_bytes)
             self._pools = dict(sorted(self._pools.items()))
         self._pools[node.device_kind].update(node)
 
-    def place(self, gang: Gang, holds: Holds = NO_HOLDS) -> tuple[RankPlacement, ...] | None:
-        """Devices for every rank of `gang`, or None. What `holds` keeps on a node stays free."""
+    def place(self, gang: Gang) -> tuple[RankPlacement, ...] | None:
+        """Devices for every rank of `gang`, or None."""
         for pool in self:
-            placement = pool.place(gang, holds)
+            placement = pool.place(gang)
             if placement is not None:
                 return placement
         return None
+
+    def have_room(self, gang: Gang) -> bool:
+        """Whether `place` would find devices; cheaper where memory does not count."""
+        return self.have_slots(gang) and (gang.memory_bytes_per_rank == 0 or self.place(gang) is not None)
 
     def have_slots(self, gang: Gang) -> bool:
         """Whether the devices of any kind would allow all ranks of `gang`, memory aside."""
@@ -65,8 +70,11 @@ class Pools:
 class Pool:
     """The open nodes of one device kind."""
 
-    def __init__(self, device_kind: str, count: Callable[[Node], int]) -> None:
+    def __init__(
+        self, device_kind: str, count: Callable[[Node], int], kept_bytes: Callable[[Node], int] | None = None
+    ) -> None:
         self._count = count
+        self._kept_bytes = kept_bytes
         self.device_kind = device_kind
         self.num_free = 0
         self.nodes: list[Node] = []
@@ -106,45 +114,41 @@ class Pool:
         """How many ranks of `gang` its devices would allow now, memory aside: an upper bound, cheap."""
         return self._domains.root.num_slots(gang.devices_per_rank)
 
-    def place(self, gang: Gang, holds: Holds) -> tuple[RankPlacement, ...] | None:
+    def place(self, gang: Gang) -> tuple[RankPlacement, ...] | None:
         """As `Pools.place`, on this kind only."""
         if self.num_slots(gang) < gang.num_ranks:
             return None
-        single = self._best_fit(gang, gang.num_ranks, holds, {}, self._domains.root.mask)
+        single = self._best_fit(gang, gang.num_ranks, {}, self._domains.root.mask)
         if single is not None:
             return _ranks(gang, {single.node_id: (single, gang.num_ranks)})
         if gang.num_ranks == 1:
             return None
         for domain in self._domains.narrowest_first(gang.devices_per_rank, gang.num_ranks):
             chosen: dict[str, tuple[Node, int]] = {}
-            if self._fill(domain, gang, gang.num_ranks, holds, chosen) == 0:
+            if self._fill(domain, gang, gang.num_ranks, chosen) == 0:
                 return _ranks(gang, chosen)
         return None
 
-    def _fill(
-        self, domain: Domain, gang: Gang, left: int, holds: Holds, chosen: dict[str, tuple[Node, int]]
-    ) -> int:
+    def _fill(self, domain: Domain, gang: Gang, left: int, chosen: dict[str, tuple[Node, int]]) -> int:
         """Takes room in a domain until `left` ranks have some; the answer is how many are left over."""
         if not domain.children:
-            return self._fill_nodes(domain, gang, left, holds, chosen)
+            return self._fill_nodes(domain, gang, left, chosen)
         rest = [(-child.num_slots(gang.devices_per_rank), child.order, child) for child in domain.children]
         rest.sort(key=lambda each: each[:2])
         while left and rest:
             enough = [index for index, (minus_slots, _, _) in enumerate(rest) if -minus_slots >= left]
             _, _, child = rest.pop(enough[-1] if enough else 0)
-            left = self._fill(child, gang, left, holds, chosen)
+            left = self._fill(child, gang, left, chosen)
         return left
 
-    def _fill_nodes(
-        self, domain: Domain, gang: Gang, left: int, holds: Holds, chosen: dict[str, tuple[Node, int]]
-    ) -> int:
+    def _fill_nodes(self, domain: Domain, gang: Gang, left: int, chosen: dict[str, tuple[Node, int]]) -> int:
         for num_free in range(len(self._masks) - 1, gang.devices_per_rank - 1, -1):
             for node in self._nodes_with(num_free, domain.mask):
-                slots = slots_on(node, num_free, gang, holds.get(node.node_id))
+                slots = self._slots(node, num_free, gang)
                 if slots == 0:
                     continue
                 if slots >= left:
-                    best = self._best_fit(gang, left, holds, chosen, domain.mask) or node
+                    best = self._best_fit(gang, left, chosen, domain.mask) or node
                     chosen[best.node_id] = (best, left)
                     return 0
                 chosen[node.node_id] = (node, slots)
@@ -155,18 +159,20 @@ class Pool:
         self,
         gang: Gang,
         num_ranks: int,
-        holds: Holds,
         taken: Mapping[str, tuple[Node, int]],
         within: int,
     ) -> Node | None:
         for num_free in range(num_ranks * gang.devices_per_rank, len(self._masks)):
             for node in self._nodes_with(num_free, within):
-                if (
-                    node.node_id not in taken
-                    and slots_on(node, num_free, gang, holds.get(node.node_id)) >= num_ranks
-                ):
+                if node.node_id not in taken and self._slots(node, num_free, gang) >= num_ranks:
                     return node
         return None
+
+    def _slots(self, node: Node, num_free: int, gang: Gang) -> int:
+        memory_bytes = node.free_memory_bytes
+        if self._kept_bytes is not None and gang.memory_bytes_per_rank:
+            memory_bytes -= self._kept_bytes(node)
+        return num_slots(num_free, memory_bytes, gang)
 
     def _nodes_with(self, num_free: int, within: int) -> Iterator[Node]:
         mask = self._masks[num_free] & within
@@ -187,15 +193,6 @@ class Pool:
 def num_free_on(node: Node) -> int:
     """Devices of a node that nobody holds."""
     return len(node.free)
-
-
-def slots_on(node: Node, num_free: int, gang: Gang, hold: Hold | None) -> int:
-    """How many ranks of `gang` fit on a node with `num_free` free devices beside what `hold` keeps."""
-    memory_bytes = node.free_memory_bytes
-    if hold is not None:
-        num_free -= hold.num_devices
-        memory_bytes -= hold.memory_bytes
-    return num_slots(num_free, memory_bytes, gang)
 
 
 def num_slots(num_devices: int, memory_bytes: int, gang: Gang) -> int:

@@ -85,7 +85,7 @@ class Scheduler:
         context = self._context
         state, lines = context.state, context.queue.lines
         before = state.head_plan
-        state.head_id, state.head_plan = "", None
+        state.head_id = ""
         firsts = [(line.first(), gang) for gang, line in lines.items()]
         firsts.sort(key=_in_order)
         while firsts:
@@ -102,10 +102,12 @@ class Scheduler:
             del firsts[0]
             kept = self._kept(before, entry)
             if kept is not None or self._can_ever_fit(entry, gang):
-                state.head_id, state.head_plan = entry.waiting_id, kept
+                state.head_id = entry.waiting_id
+                context.set_plan(kept)
                 if context.pools.num_free():
                     self._backfill([(gang, lines[gang]) for _, gang in firsts])
                 return
+        context.set_plan(None)
 
     def _can_ever_fit(self, entry: Entry, gang: Gang) -> bool:
         """Whether it would fit if every job were over: told by an index, or by a plan where memory counts."""
@@ -128,34 +130,39 @@ class Scheduler:
         Args:
             candidates: lines of entries behind the head, each in order.
         """
-        pools, queue = self._context.pools, self._context.queue
+        context = self._context
         heap = [(line.first(), number, 0) for number, (_, line) in enumerate(candidates)]
         heapq.heapify(heap)
+        has_room_beside = [True] * len(candidates)
         while heap:
             entry, number, num_stepped_over = heapq.heappop(heap)
             gang, line = candidates[number]
-            placement = pools.place(gang)
-            if placement is None:
-                continue  # none of its line has room
+            if context.state.head_plan is None and not context.pools.have_room(gang):
+                continue
             plan = self._made_plan()
-            if not self._ends_before(plan, entry):
-                placement = pools.place(gang, plan.holds)
+            placement = context.beside.place(gang) if has_room_beside[number] else None
+            if placement is None:
+                has_room_beside[number] = False
+                if self._ends_before(plan, entry):
+                    placement = context.pools.place(gang)
+                elif plan.start_ns < 0:
+                    continue
             if placement is not None:
-                if line is not queue.lines.get(gang):
+                if line is not context.queue.lines.get(gang):
                     line.remove(entry)  # from the copy, as starting does from the queue
                 self._start(entry, placement)
-            elif plan.start_ns < 0 or num_stepped_over >= BACKFILL_DEPTH:
-                continue  # what is left of the line is no shorter, or not looked at
+            elif not context.pools.have_room(gang):
+                continue  # none of its line has room
             else:
                 num_stepped_over += 1
-            following = line.at(num_stepped_over)
+            following = line.at(num_stepped_over) if num_stepped_over <= BACKFILL_DEPTH else None
             if following is not None:
                 heapq.heappush(heap, (following, number, num_stepped_over))
 
     def _made_plan(self) -> HeadPlan:
         state, head = self._context.state, self.head()
         if state.head_plan is None and head is not None:
-            state.head_plan = self._new_plan(head)
+            self._context.set_plan(self._new_plan(head))
         if state.head_plan is None:
             raise InvariantError(f"no plan for {state.head_id!r}, which was found to fit an empty cluster")
         return state.head_plan
