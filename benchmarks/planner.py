@@ -103,7 +103,7 @@ def rate(space: LayoutSpace, pricer: TrainingPricer) -> float:
     for begin in range(0, count, MAX_BLOCK):
         block = layouts.take(np.arange(begin, min(begin + MAX_BLOCK, count)))
         pricer.memory_bytes(block)
-        pricer.step_s(block)
+        pricer.step_times(block)
     return count / (time.process_time() - start)
 
 
@@ -113,8 +113,10 @@ def alone(space: LayoutSpace, pricer: TrainingPricer) -> float:
     groups = space.groups()
     layouts, _ = space.expand(groups.take(random.choice(len(groups), size=COMPARED, replace=False)))
     layouts = layouts.take(random.choice(len(layouts), size=COMPARED, replace=False))
-    together = pricer.step_s(layouts)
-    single = [float(pricer.step_s(layouts.take(np.array([index])))[0]) for index in range(len(layouts))]
+    together = pricer.step_times(layouts).step_s
+    single = [
+        float(pricer.step_times(layouts.take(np.array([index]))).step_s[0]) for index in range(len(layouts))
+    ]
     return float(np.max(np.abs(together / np.array(single) - 1.0)))
 
 

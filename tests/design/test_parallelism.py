@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from groundplane.design.layout_space import LayoutSpace
 from groundplane.design.parallelism import SearchResult, search
 from groundplane.perfmodel.evidence import FloatArray
+from groundplane.perfmodel.intervals import StepTimes
 from groundplane.perfmodel.strategy import Layouts
 from groundplane.perfmodel.training import TrainingJob
 from groundplane.spec.errors import InputError
@@ -48,13 +49,14 @@ class ToyPricer:
     def memory_bytes(self, layouts: Layouts) -> FloatArray:
         return self._mixed(layouts, 5)
 
-    def step_s(self, layouts: Layouts) -> FloatArray:
-        return self._mixed(layouts, 0)
+    def step_times(self, layouts: Layouts) -> StepTimes:
+        step_s = self._mixed(layouts, 0)
+        return StepTimes(step_s, 0.9 * step_s, 1.1 * step_s)
 
     def least_step_s(self, groups: Layouts) -> FloatArray:
         layouts, own = SPACE.expand(groups)
         lowest = np.full(len(groups), np.inf)
-        np.minimum.at(lowest, own, self.step_s(layouts))
+        np.minimum.at(lowest, own, self.step_times(layouts).step_s)
         return lowest * (1.0 - self.slack)
 
     def least_memory_bytes(self, groups: Layouts) -> FloatArray:
@@ -67,6 +69,8 @@ class ToyPricer:
 def _same(first: SearchResult, second: SearchResult) -> None:
     for one, other in ((first.best, second.best), (first.front, second.front)):
         assert list(one.step_s) == list(other.step_s)
+        assert list(one.times.low_s) == list(other.times.low_s)
+        assert list(one.times.high_s) == list(other.times.high_s)
         assert list(one.memory_bytes) == list(other.memory_bytes)
         for name in vars(one.layouts):
             assert list(getattr(one.layouts, name)) == list(getattr(other.layouts, name))
@@ -78,7 +82,7 @@ def _same(first: SearchResult, second: SearchResult) -> None:
     st.integers(min_value=0, max_value=1000),
     st.sampled_from([50.0, 80.0, 1e9]),
     st.sampled_from([0.0, 0.2, 1.0]),
-    st.sampled_from(["step", "mfu", "memory"]),
+    st.sampled_from(["step_time", "mfu", "memory"]),
     st.integers(min_value=1, max_value=20),
 )
 def test_pruning_and_threads_change_nothing(
@@ -99,7 +103,7 @@ def test_pruning_and_threads_change_nothing(
 def test_the_answer_is_what_sorting_everything_gives(seed: int, limit: float) -> None:
     pricer = ToyPricer(seed, limit, 0.1)
     layouts, _ = SPACE.expand(SPACE.groups())
-    memory, step = pricer.memory_bytes(layouts), pricer.step_s(layouts)
+    memory, step = pricer.memory_bytes(layouts), pricer.step_times(layouts).step_s
     fits = memory <= limit
     result = search(SPACE, pricer, top=5)
     assert result.num_layouts == len(layouts)

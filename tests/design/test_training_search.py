@@ -52,7 +52,7 @@ def test_no_layout_is_faster_or_smaller_than_the_bounds_of_its_group(
     )
     layouts, own = space.expand(some)
     bound = pricer.least_step_s(some)[own]
-    assert np.all(pricer.step_s(layouts) >= bound)
+    assert np.all(pricer.step_times(layouts).step_s >= bound)
     assert np.all(bound > 0)
     assert np.all(pricer.memory_bytes(layouts) >= pricer.least_memory_bytes(some)[own])
 
@@ -73,6 +73,6 @@ def test_a_layout_costs_the_same_alone_and_among_thousands() -> None:
     space, pricer = _case(JOBS[1], {})
     layouts, _ = space.expand(space.groups())
     chosen = np.random.default_rng(7).choice(len(layouts), size=20, replace=False)
-    together = pricer.step_s(layouts)[chosen]
-    alone = [float(pricer.step_s(layouts.take(np.array([index])))[0]) for index in chosen]
+    together = pricer.step_times(layouts).step_s[chosen]
+    alone = [float(pricer.step_times(layouts.take(np.array([index]))).step_s[0]) for index in chosen]
     assert np.allclose(together, alone, rtol=1e-9)

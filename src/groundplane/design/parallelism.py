@@ -21,10 +21,17 @@ import numpy.typing as npt
 
 from groundplane.design.layout_space import LayoutSpace
 from groundplane.perfmodel.evidence import FloatArray
+from groundplane.perfmodel.intervals import StepTimes
 from groundplane.perfmodel.strategy import Layouts
 from groundplane.spec.errors import InputError, unknown_name
 
-OBJECTIVES: Final = {"step": "time", "tokens": "time", "mfu": "time", "cost": "time", "memory": "memory"}
+OBJECTIVES: Final = {
+    "step_time": "time",
+    "tokens_per_s": "time",
+    "mfu": "time",
+    "cost": "time",
+    "memory": "memory",
+}
 """What the list of best layouts may be ordered by. On a given number of chips tokens/s, MFU and cost (chips x
 time) all order layouts as the time of a step does; "memory" puts first what leaves most of it free."""
 
@@ -55,8 +62,8 @@ class LayoutPricer(Protocol):
         """Bytes that a rank needs at least in any layout of each group."""
         ...
 
-    def step_s(self, layouts: Layouts) -> FloatArray:
-        """Seconds of a step."""
+    def step_times(self, layouts: Layouts) -> StepTimes:
+        """Seconds of a step with their interval."""
         ...
 
 
@@ -65,11 +72,16 @@ class Found:
     """Layouts with their prices, in the order asked for; arrays of shape (N,)."""
 
     layouts: Layouts
-    step_s: FloatArray
+    times: StepTimes
     memory_bytes: FloatArray
 
+    @property
+    def step_s(self) -> FloatArray:
+        """Seconds of a step."""
+        return self.times.step_s
+
     def __len__(self) -> int:
-        return len(self.step_s)
+        return len(self.memory_bytes)
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,7 @@ def search(
     pricer: LayoutPricer,
     *,
     top: int = 10,
-    objective: str = "step",
+    objective: str = "step_time",
     workers: int = 2,
     prune: bool = True,
 ) -> SearchResult:
@@ -298,18 +310,17 @@ class _State:
         parts = np.array_split(
             np.arange(len(layouts)), max(1, min(self.workers, len(layouts) // FIRST_BLOCK))
         )
-        step_s = np.concatenate(
-            list(self.pool.map(lambda index: self.pricer.step_s(layouts.take(index)), parts))
-        )
+        times = list(self.pool.map(lambda index: self.pricer.step_times(layouts.take(index)), parts))
         self.num_priced += len(layouts)
-        found = Found(layouts, step_s, memory)
+        found = Found(layouts, _together(times), memory)
         self.best = _first(_joined(self.best, found), self.top, self.objective)
         self.front = _pareto(_joined(self.front, _pareto(found)))
 
     def result(self) -> SearchResult:
         if self.smallest is None:
             raise InputError("no layout divides the chips, the batch and the model", field="layout")
-        nothing = Found(self.smallest.take(np.zeros(0, dtype=int)), np.zeros(0), np.zeros(0))
+        none = np.zeros(0)
+        nothing = Found(self.smallest.take(np.zeros(0, dtype=int)), StepTimes(none, none, none), none)
         return SearchResult(
             self.best or nothing,
             self.front or nothing,
@@ -336,7 +347,8 @@ def _pareto(found: Found) -> Found:
 
 
 def _taken(found: Found, index: npt.NDArray[np.intp]) -> Found:
-    return Found(found.layouts.take(index), found.step_s[index], found.memory_bytes[index])
+    times = StepTimes(*(value[index] for value in vars(found.times).values()))
+    return Found(found.layouts.take(index), times, found.memory_bytes[index])
 
 
 def _joined(first: Found | None, second: Found) -> Found:
@@ -344,9 +356,13 @@ def _joined(first: Found | None, second: Found) -> Found:
         return second
     return Found(
         concatenated([first.layouts, second.layouts]),
-        np.concatenate([first.step_s, second.step_s]),
+        _together([first.times, second.times]),
         np.concatenate([first.memory_bytes, second.memory_bytes]),
     )
+
+
+def _together(parts: Sequence[StepTimes]) -> StepTimes:
+    return StepTimes(*(np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])))
 
 
 def concatenated(parts: Sequence[Layouts]) -> Layouts:

@@ -15,7 +15,8 @@ import msgspec
 
 from groundplane.design.layout_space import LayoutSpace
 from groundplane.design.parallelism import SearchResult, search
-from groundplane.design.training_search import TrainingPricer
+from groundplane.design.training_search import JUDGED, TrainingPricer
+from groundplane.perfmodel.evidence import Evidence
 from groundplane.perfmodel.memory_profile import MemoryProfile
 from groundplane.perfmodel.profiles import StackProfile
 from groundplane.perfmodel.strategy import RECOMPUTE, SCHEDULES, Layouts
@@ -68,6 +69,7 @@ class Study:
         memory: how it spends memory.
         fixed: parts of the layout that are given, as `LayoutSpace.fixed`.
         schedules: of the pipeline, those that may be used.
+        residuals: of the stack's whole steps.
     """
 
     job: TrainingJob
@@ -76,10 +78,11 @@ class Study:
     memory: MemoryProfile
     fixed: dict[str, float] = field(default_factory=dict)
     schedules: tuple[str, ...] = SCHEDULES
+    residuals: Evidence = JUDGED
 
     def pricer(self, cluster: ClusterSpec) -> TrainingPricer:
         """The prices of layouts on a cluster."""
-        return TrainingPricer(self.job, cluster, self.profile, self.memory)
+        return TrainingPricer(self.job, cluster, self.profile, self.memory, self.residuals)
 
     def search(
         self,
@@ -88,7 +91,7 @@ class Study:
         *,
         fixed: dict[str, float] | None = None,
         top: int = 1,
-        objective: str = "step",
+        objective: str = "step_time",
     ) -> SearchResult:
         """The best layouts on all chips of a cluster; `fixed` in place of the study's own."""
         given = self.fixed if fixed is None else fixed
@@ -140,7 +143,7 @@ def what_ifs(study: Study, num_chips: int, global_batch: int, best: Layouts) -> 
     without oversubscription; and each way to recompute. `best` is the layout to compare with, alone.
     """
     cluster = study.cluster_of(num_chips)
-    before_s = float(study.pricer(cluster).step_s(best)[0])
+    before_s = float(study.pricer(cluster).step_times(best).step_s[0])
     cases = [(name, changed, study.fixed) for name, changed in changed_clusters(cluster)]
     if "recompute" not in study.fixed:
         now = int(best.recompute[0])
@@ -152,7 +155,7 @@ def what_ifs(study: Study, num_chips: int, global_batch: int, best: Layouts) -> 
     found = []
     for name, changed, fixed in cases:
         result = study.search(changed, global_batch, fixed=fixed)
-        same_s = float(study.pricer(changed).step_s(best)[0])
+        same_s = float(study.pricer(changed).step_times(best).step_s[0])
         best_s = float(result.best.step_s[0]) if len(result.best) else float("inf")
         layout = result.best.layouts if len(result.best) else None
         found.append(WhatIf(name, same_s, best_s, before_s / best_s, layout))

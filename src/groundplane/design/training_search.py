@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from groundplane.perfmodel.evidence import FloatArray
+from groundplane.perfmodel.evidence import Evidence, FloatArray
+from groundplane.perfmodel.intervals import StepTimes, step_spread
 from groundplane.perfmodel.memory_profile import MemoryProfile
 from groundplane.perfmodel.memory_training import training_memory, usable_bytes
 from groundplane.perfmodel.profiles import StackProfile
@@ -29,6 +30,10 @@ _BOUND_STAGES: Final = (
 negative, so these alone bound the step of every layout of a group from below."""
 
 
+JUDGED: Final = Evidence("family", 0.85, 1.0, 1.18, 0, "judgement: no runs of this stack were compared")
+"""Residuals of a stack that nobody measured."""
+
+
 class TrainingPricer:
     """Prices layouts of one job on one cluster under one software stack (see `LayoutPricer`).
 
@@ -37,12 +42,19 @@ class TrainingPricer:
         cluster: where.
         profile: how the stack spends time.
         memory: how it spends memory.
+        residuals: of the stack's whole steps.
     """
 
     def __init__(
-        self, job: TrainingJob, cluster: ClusterSpec, profile: StackProfile, memory: MemoryProfile
+        self,
+        job: TrainingJob,
+        cluster: ClusterSpec,
+        profile: StackProfile,
+        memory: MemoryProfile,
+        residuals: Evidence = JUDGED,
     ) -> None:
         self.job, self.cluster, self.profile, self.memory = job, cluster, profile, memory
+        self.spread = step_spread(cluster, job.precision, residuals)
 
     @property
     def memory_limit_bytes(self) -> float:
@@ -53,8 +65,8 @@ class TrainingPricer:
         found = training_memory(self.job.model, self.job.seq, layouts, self.memory, activation_bytes=element)
         return found.needed_bytes
 
-    def step_s(self, layouts: Layouts) -> FloatArray:
-        return price_training(self.job, self.cluster, layouts, self.profile).step_s
+    def step_times(self, layouts: Layouts) -> StepTimes:
+        return self.spread.times(price_training(self.job, self.cluster, layouts, self.profile))
 
     def least_step_s(self, groups: Layouts) -> FloatArray:
         stages = price_training(self.job, self.cluster, groups, self.profile).stages_s
