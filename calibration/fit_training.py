@@ -49,6 +49,8 @@ FACTS = (
     _GPT2021,
     msgspec.structs.replace(_GPT2021, name="megatron-deepspeed"),
     msgspec.structs.replace(_GPT2021, name="megatron-deepspeed-zero"),
+    StackProfile("megatron-deepspeed-zero-3", fused_attention=False, gradient_bytes=2.0),
+    StackProfile("torchtitan-plain", overlaps_backward=False, gathers_ahead=False, link_share=0.4),
     StackProfile("megascale", ties_tensor_backward=True),
     StackProfile("llm-foundry", gradient_bytes=2.0),
     StackProfile("torchtitan", balances_ring=False, selective_linears=0.5),
@@ -117,10 +119,17 @@ def report(profile: StackProfile, pricer: CasePricer, cases: Sequence[Case], rat
     for source in dict.fromkeys(case.source for case in cases):
         mine = np.array([case.source == source for case in cases])
         measured = np.array([case.measured_s for case in cases])[mine]
-        seen = common.error_line(measured / predicted[mine])
-        unseen = common.error_line(ratios[mine])
+        seen = error_line(measured / predicted[mine])
+        unseen = error_line(ratios[mine])
         sys.stdout.write(f"  {source[:60]:60} n {mine.sum():4} fitted {seen} unseen {unseen}\n")
     sys.stdout.flush()
+
+
+def error_line(ratio: np.ndarray) -> str:
+    """Median, mean and 90th percentile of absolute errors, and bias, in per cent."""
+    error = common.abs_pct(ratio)
+    bias = 100.0 * float(np.mean(1.0 / ratio - 1.0))
+    return f"{np.median(error):5.1f} {error.mean():5.1f} {np.quantile(error, 0.9):5.1f} {bias:+5.1f}"
 
 
 def write(

@@ -248,8 +248,12 @@ class LayerPricer:
                     self.chip, name, linear.rows[one], linear.outputs[one], linear.inputs[one],
                     linear.batch[one], which,
                 )  # fmt: skip
-                result.matmul += seconds[self._own_shape]
-                result.operators += 1.0
+                if name in SCALED_FORMATS:
+                    result.scaled += seconds[self._own_shape]
+                else:
+                    result.matmul += seconds[self._own_shape]
+                # Grouped products of experts are launched one by one.
+                result.operators += linear.batch
             if name in SCALED_FORMATS:
                 self._add_casts(result, linear, backward=backward)
 

@@ -10,14 +10,16 @@ _BY_SOURCE: Final = (
     (r"llm-foundry|MosaicML|Composer", "llm-foundry"),
     (r"nanotron", "nanotron"),
     (r"vTrain", "megatron-deepspeed"),
-    (r"BLOOM|BigScience|DeepSpeed|MT-NLG", "megatron-deepspeed-zero"),
+    (r"BLOOM|BigScience|MT-NLG", "megatron-deepspeed-zero"),
+    (r"DeepSpeed", "megatron-deepspeed-zero-3"),
     (r"DeepSeek", "megatron-core"),
     (r"InternEvo|InternLM", "internevo"),
     (r"torchtitan", "torchtitan"),
     (r"MaxText|AI-Hypercomputer tpu|TPU", "maxtext"),
     (r"MegaScale", "megascale"),
     (r"Korthikanti|SC21|Megatron-LM", "megatron-lm"),
-    (r"SimuMax|RAPID", "megatron-core-plain"),
+    (r"SimuMax", "megatron-core-plain"),
+    (r"RAPID|ml-engineering", "torchtitan-plain"),
     (r"Megatron-Core|Megatron-Bridge|NeMo|Megatron", "megatron-core"),
 )
 

@@ -171,16 +171,27 @@ class StepModel:
         stages["pipeline_communication"][here] = np.where(layouts.pp > 1, hops, 0.0)
 
     def _one_hop_s(self) -> FloatArray:
-        """Activations of one micro-batch from one stage to the next."""
+        """Activations of one micro-batch from one stage to the next.
+
+        Each tensor rank sends its part only; without sequence parallelism the parts are gathered behind the hop
+        (Narayanan et al. 2021, section 4.1).
+        """
         layouts = self.layouts
-        split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
         size = layouts.micro_batch * self.job.seq / layouts.cp * self.job.model.hidden
-        size = size * self.job.precision.activation_bytes / split
+        size = size * self.job.precision.activation_bytes
         stride = layouts.tp * layouts.cp * layouts.dp
         inside = 2.0 * stride <= self.links.chips_per_domain
-        return collective_time_s(
-            self.links, "send_recv", size, np.where(inside, 2.0, 1.0), np.where(inside, 1.0, 2.0)
+        sent = collective_time_s(
+            self.links,
+            "send_recv",
+            size / layouts.tp,
+            np.where(inside, 2.0, 1.0),
+            np.where(inside, 1.0, 2.0),
         )
+        within = np.minimum(layouts.tp, float(self.links.chips_per_domain))
+        gathered = collective_time_s(self.links, "all_gather", size, within, np.ceil(layouts.tp / within))
+        whole = (layouts.sequence_parallel == 0) & (layouts.tp > 1)
+        return np.asarray(sent + np.where(whole, gathered, 0.0))
 
 
 SPENT = (

@@ -44,7 +44,7 @@ HUBER: Final = 0.07
 ENOUGH: Final = 8
 """Complete runs from which on a fit looks at no others."""
 
-STEPS: Final = 15
+STEPS: Final = 12
 """Steps of a fit; the last ones change little."""
 
 FOLDS: Final = 5
