@@ -54,12 +54,17 @@ FACTS: dict[str, dict[str, Any]] = {
     "torchtitan-2025": TORCHTITAN | {"split_logit_bytes": 0.0, "logit_bytes": 6.0},
     "megatron-deepspeed-zero": DEEPSPEED,
     "megatron-deepspeed-bf16": DEEPSPEED | {"gradient_bytes": 6.0},
-    "internevo": {"gradient_bytes": 4.0, "optimizer_bytes": 16.0, "outside_bytes": 0.0},
+    "internevo": {"gradient_bytes": 2.0, "optimizer_bytes": 24.0, "outside_bytes": 0.0},
+    "llm-foundry": {"weight_bytes": 4.0, "optimizer_bytes": 8.0, "logit_bytes": 4.0},
 }  # fmt: skip
 """What each stack keeps. Torchtitan's loss over a split vocabulary holds two more float32 copies; since 2025
-it is compiled and holds logits once in either type. DeepSpeed's bf16 optimizer adds float32 gradients to
-those of 16 bits; InternEvo's step holds float32 gradients beside master weights and moments. Tools that see
+it is compiled and holds logits once in either type. llm-foundry's fused loss holds bf16 logits and their
+gradient. DeepSpeed's bf16 optimizer adds float32 gradients to those of 16 bits; InternEvo's sharded step
+holds float32 gradients and copies of gradients and weights beside master weights and moments. Tools that see
 the whole device report nothing outside."""
+
+LIKE = {"torchtitan-2025": "torchtitan", "llm-foundry": "torchtitan"}
+"""Stacks of which one or no run's memory is published: what differs is a fact, the rest is the other's."""
 
 STANDS_FOR = {
     "nanotron-late": "nanotron",
@@ -67,7 +72,6 @@ STANDS_FOR = {
     "megatron-lm": "megatron-core",
     "megascale": "megatron-core",
     "megatron-deepspeed": "megatron-deepspeed-zero",
-    "llm-foundry": "torchtitan",
     "maxtext": "torchtitan",
 }
 """Stacks without measurements of their own, and the one that shards and keeps most like them."""
@@ -135,13 +139,11 @@ def main() -> None:
             spread = {"ratio_p10": low, "ratio_p90": high, "num_points": len(cases)}
             profiles[stack] = msgspec.structs.replace(profiles[stack], **spread)
         report += lines
-    # Later releases of torchtitan have one run only: what differs is a fact, the rest is as it was.
-    later = {
-        name: getattr(profiles["torchtitan"], name) for name in ("activation_slack", "ratio_p10", "ratio_p90")
-    }
-    profiles["torchtitan-2025"] = msgspec.structs.replace(
-        profiles["torchtitan-2025"], **later, num_points=profiles["torchtitan"].num_points
-    )
+    for name, other in LIKE.items():
+        taken = ("activation_slack", "ratio_p10", "ratio_p90", "num_points")
+        profiles[name] = msgspec.structs.replace(
+            profiles[name], **{field: getattr(profiles[other], field) for field in taken}
+        )
     limit, lines = fit_limit(sweep, profiles)
     for name, profile in profiles.items():
         share = limit if profile.outside_bytes else 0.0

@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 
 from groundplane.perfmodel.memory_profile import FITTED, MemoryProfile, memory_profile, shipped_memory
+from groundplane.perfmodel.memory_training import training_memory, usable_bytes
+from groundplane.perfmodel.published import COLUMNS, case_of, runs_of
 from groundplane.perfmodel.sources import stack_of
+from groundplane.perfmodel.strategy import Layouts
 from groundplane.perfmodel.validation.memory import balanced_accuracy_pct, cases_of, validate_memory
 from groundplane.perfmodel.validation.memory_rows import FIT_COLUMNS, GIB
+from groundplane.perfmodel.validation.report import Excluded
+from groundplane.perfmodel.validation.table import read_table
 from groundplane.spec.errors import InputError
 
 ROW = {
@@ -134,3 +139,23 @@ def test_acceptance_on_published_runs(shared: Path) -> None:
     assert errors["torchtitan"] <= 5
     assert errors["BigScience"] is not None
     assert errors["BigScience"] <= 5
+
+
+@pytest.mark.shared
+def test_what_ran_is_told_to_fit(shared: Path) -> None:
+    # Runs whose time was published ran: what they needed, at the low end of the interval, was there.
+    told: dict[str, list[bool]] = {}
+    for run in runs_of(read_table(shared / "measured" / "training_measured.csv", COLUMNS)):
+        case = case_of(run)
+        if isinstance(case, Excluded) or case.stack not in ("llm-foundry", "megatron-core", "megascale"):
+            continue
+        profile = memory_profile(case.stack)
+        needed = min(
+            float(training_memory(case.model, case.seq, Layouts.of(**layout), profile).needed_bytes[0])
+            for layout in case.layouts
+        )
+        limit = usable_bytes(case.cluster.chip.memory_bytes, profile)
+        told.setdefault(case.stack, []).append(needed * profile.ratio_p10 <= limit)
+    assert sum(len(runs) for runs in told.values()) > 100
+    for stack, runs in told.items():
+        assert np.mean(runs) >= 0.9, stack
