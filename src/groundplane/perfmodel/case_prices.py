@@ -16,6 +16,7 @@ from groundplane.perfmodel.training import StepModel, TrainingJob
 
 LAYOUT_FIELDS = (
     "tp", "cp", "pp", "vpp", "ep", "dp", "micro_batch", "num_micro", "zero", "sequence_parallel", "recompute",
+    "recompute_share",
 )  # fmt: skip
 
 
@@ -89,4 +90,4 @@ class _Group:
         return np.asarray(allowed)
 
 
-_ZEROS = ("zero", "sequence_parallel", "recompute")
+_ZEROS = ("zero", "sequence_parallel", "recompute", "recompute_share")

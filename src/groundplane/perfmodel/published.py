@@ -20,6 +20,7 @@ from groundplane.catalog.resolve import model_names, resolve_llm, resolve_server
 from groundplane.catalog.store import Catalog
 from groundplane.perfmodel.operators import Precision
 from groundplane.perfmodel.sources import batch_is_split, shards_optimizer, splits_sequence, stack_of
+from groundplane.perfmodel.strategy import RECOMPUTE
 from groundplane.perfmodel.validation import table
 from groundplane.perfmodel.validation.report import Excluded
 from groundplane.spec.cluster import ClusterSpec
@@ -406,14 +407,26 @@ def _candidates(
     recompute = _recompute(shared["recompute"])
     if recompute is None:
         opened.append("recompute")
-    ways = (0.0, 1.0, 2.0) if recompute is None else (float(recompute),)
+    ways = _RECOMPUTE_WAYS if recompute is None else ({"recompute": float(recompute)},)
     if model.is_moe and "ep" not in fixed:
         fixed["ep"] = 1.0
     return [
-        fixed | {"micro_batch": size, "num_micro": total / (size * replicas), "recompute": way}
+        fixed | {"micro_batch": size, "num_micro": total / (size * replicas)} | way
         for size in sizes
         for way in ways
     ]
+
+
+_RECOMPUTE_WAYS: Final = (
+    {"recompute": float(RECOMPUTE.index("none"))},
+    {"recompute": float(RECOMPUTE.index("selective"))},
+    *(
+        {"recompute": float(RECOMPUTE.index("block")), "recompute_share": eighths / 8}
+        for eighths in range(1, 8)
+    ),
+    {"recompute": float(RECOMPUTE.index("full"))},
+)
+"""What a publisher who tuned may have tried: as little as fits."""
 
 
 def _recompute(text: str) -> int | None:
