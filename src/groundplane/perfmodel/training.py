@@ -97,9 +97,7 @@ class StepModel:
     def prices(self, profile: StackProfile) -> TrainingPrices:
         """Prices under a profile of the same facts."""
         layouts = self.layouts
-        hides = self._hides_experts
-        layers = [spent(part, profile, hides, backward=bool(i % 2)) for i, part in enumerate(self._layers)]
-        edges = [spent(part, profile, hides, backward=bool(i % 2)) for i, part in enumerate(self._edges)]
+        layers, edges = self._spent(profile)
         stages = {name: np.zeros(len(layouts)) for name in STAGES}
         for here, kinds in self._stages:
             self._pipeline(here, kinds, layers, edges, profile, stages)
@@ -111,6 +109,28 @@ class StepModel:
         stages["launch"] += profile.step_overhead_s + profile.stall_s * layouts.num_micro
         step_s = np.sum([stages[name] for name in STAGES], axis=0)
         return TrainingPrices(np.asarray(step_s), stages)
+
+    def stage_passes(self, profile: StackProfile) -> list[tuple[StageKind, FloatArray, FloatArray]]:
+        """Of the first layout: kinds of pipeline stages with the seconds of a micro-batch's forward and
+        backward pass in rows as in `SPENT`."""
+        layers, edges = self._spent(profile)
+        kinds = next(kinds for here, kinds in self._stages if 0 in here)
+        found = []
+        for kind in kinds:
+            down, up = _stage_passes(kind, layers, edges)
+            found.append((kind, down[:, self._own[0]], up[:, self._own[0]]))
+        return found
+
+    def hop_s(self, profile: StackProfile) -> float:
+        """Of the first layout: seconds of a micro-batch's way from one stage to the next."""
+        return float(self._hop_s[0] / profile.link_share) if self.layouts.pp[0] > 1 else 0.0
+
+    def _spent(self, profile: StackProfile) -> tuple[list[FloatArray], list[FloatArray]]:
+        """Seconds of each kind of layer, forward and backward in turn, and of embedding and head."""
+        hides = self._hides_experts
+        layers = [spent(part, profile, hides, backward=bool(i % 2)) for i, part in enumerate(self._layers)]
+        edges = [spent(part, profile, hides, backward=bool(i % 2)) for i, part in enumerate(self._edges)]
+        return layers, edges
 
     def _deal(self, facts: StackProfile, layers: list[LayerSpec]) -> list[tuple[np.ndarray, list[StageKind]]]:
         """For each pipeline length, where its layouts are and what its stages hold."""
@@ -136,16 +156,8 @@ class StepModel:
     ) -> None:
         """Adds work, bubble and pipeline communication of the layouts at `here`, which share one `pp`."""
         layouts, own = self.layouts.take(here), self._own[here]
-        down, up = [], []
-        for kind in kinds:
-            parts = [count * part for count, part in zip(kind.layers, layers[::2], strict=True)]
-            back = [count * part for count, part in zip(kind.layers, layers[1::2], strict=True)]
-            for held, first in ((kind.embedding, 0), (kind.head, 2)):
-                if held:
-                    parts.append(edges[first])
-                    back.append(edges[first + 1])
-            down.append(np.sum(parts, axis=0)[:, own])
-            up.append(np.sum(back, axis=0)[:, own])
+        passes = [_stage_passes(kind, layers, edges) for kind in kinds]
+        down, up = [one[0][:, own] for one in passes], [one[1][:, own] for one in passes]
         down_s = np.array([pace_s(part) for part in down])
         up_s = np.array([pace_s(part) for part in up])
         both = down_s + up_s
@@ -192,6 +204,19 @@ class StepModel:
         gathered = collective_time_s(self.links, "all_gather", size, within, np.ceil(layouts.tp / within))
         whole = (layouts.sequence_parallel == 0) & (layouts.tp > 1)
         return np.asarray(sent + np.where(whole, gathered, 0.0))
+
+
+def _stage_passes(
+    kind: StageKind, layers: list[FloatArray], edges: list[FloatArray]
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of a stage's forward and backward pass, shape (len(SPENT), N)."""
+    parts = [count * part for count, part in zip(kind.layers, layers[::2], strict=True)]
+    back = [count * part for count, part in zip(kind.layers, layers[1::2], strict=True)]
+    for held, first in ((kind.embedding, 0), (kind.head, 2)):
+        if held:
+            parts.append(edges[first])
+            back.append(edges[first + 1])
+    return np.sum(parts, axis=0), np.sum(back, axis=0)
 
 
 SPENT = (
