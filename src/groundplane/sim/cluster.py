@@ -6,15 +6,17 @@ jobs (`workload.py`). A job goes on from its last checkpoint; what it did since 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from msgspec import Struct
 
-from groundplane.control.actions import AnyAction, StartWork
+from groundplane.control.actions import AnyAction, JobEnded, StartWork
 from groundplane.control.core import ControlCore
 from groundplane.control.events import AnyEvent, JobSubmitted, NodeJoined, RestartPolicy
+from groundplane.control.state import Job
 from groundplane.control.views import LedgerView, ledger_view
 from groundplane.sim.agenda import Agenda
 from groundplane.sim.driver import SimDriver
@@ -34,14 +36,28 @@ SNAPSHOT_EVERY = 2_000
 """Events between two snapshots, in a run with faults."""
 
 
+class JobRecord(Struct, frozen=True, gc=False):
+    """What became of one job. Times in simulated nanoseconds, -1 for never."""
+
+    job_id: str
+    queue: str
+    num_devices: int
+    submitted_ns: int
+    first_started_ns: int
+    ended_ns: int
+    state: str
+    restarts_used: int
+
+
 @dataclass(frozen=True)
 class ClusterRun:
-    """What a finished run leaves.
+    """What a finished run leaves; `jobs` in the order of their ends.
 
     `arrivals_ledger` is as of the last submission, `final_ledger` as of the end of the last job.
     """
 
     core: ControlCore
+    jobs: list[JobRecord]
     num_nodes: int
     devices_per_node: int
     arrivals_ledger: LedgerView
@@ -93,13 +109,16 @@ class _World:
         self._physics = physics
         self._checkpoint_every_ns = checkpoint_every_ns
         self._agenda = Agenda()
-        self._engine = SimEngine(self._agenda, self._script, self._reported, self._conflict)
+        self._engine = SimEngine(
+            self._agenda, self._script, self._reported, self._conflict, keeps_gone=fault_rates is not None
+        )
         self._driver = SimDriver(
             self._agenda, self._engine, watch=self._watch, keep_journal=fault_rates is not None
         )
         self._faults: Faults | None = None
         self._run_ns: dict[str, int] = {}
         self._num_events = 0
+        self._records: list[JobRecord] = []
         self._held: dict[str, list[AnyEvent]] = {}
         self._waiting: list[AnyEvent] = []
 
@@ -108,9 +127,7 @@ class _World:
         for number in range(self._num_nodes):
             self._engine.add_node(f"n{number}", self._devices_per_node)
             self._give(self._offer(f"n{number}", 1))
-        for job in jobs:
-            self._run_ns[job.job_id] = job.run_ns
-            self._agenda.at(job.submit_ns, partial(self._give, _submission(job)))
+        self._submit_next(iter(jobs))
         if fault_rates is not None:
             self._faults = Faults(
                 self._agenda,
@@ -125,9 +142,10 @@ class _World:
             )
         self._run_while(lambda: self._agenda.now_ns < jobs[-1].submit_ns)
         arrivals_ledger = ledger_view(self._driver.core, self._agenda.now_ns)
-        self._run_while(lambda: len(self._driver.ended) < len(jobs))
+        self._run_while(lambda: len(self._records) < len(jobs))
         return ClusterRun(
             core=self._driver.core,
+            jobs=self._records,
             num_nodes=self._num_nodes,
             devices_per_node=self._devices_per_node,
             arrivals_ledger=arrivals_ledger,
@@ -135,6 +153,17 @@ class _World:
             num_events=self._num_events,
             faults={} if self._faults is None else self._faults.counts,
         )
+
+    def _submit_next(self, rest: Iterator[SimJob]) -> None:
+        """Plans the next submission only, so that a million of them do not crowd the agenda."""
+        job = next(rest, None)
+        if job is not None:
+            self._agenda.at(job.submit_ns, partial(self._submit, job, rest))
+
+    def _submit(self, job: SimJob, rest: Iterator[SimJob]) -> None:
+        self._run_ns[job.job_id] = job.run_ns
+        self._give(_submission(job))
+        self._submit_next(rest)
 
     def _run_while(self, goes_on: Callable[[], bool]) -> None:
         while goes_on():
@@ -146,6 +175,14 @@ class _World:
         physics, every_ns = self._physics, self._checkpoint_every_ns
         step = max(0, self._driver.core.state.jobs[action.owner_id].checkpoint_step)
         rest_ns = max(0, self._run_ns[action.owner_id] - step * every_ns)
+        if self._faults is None:
+            # Nothing can be lost, so the reports that only matter after a loss are left out.
+            return Script(
+                start_ns=physics.start_ns(action.placement),
+                ready_ns=-1,
+                run_ns=physics.run_ns(self._run_ns[action.owner_id], action.placement),
+                stop_ns=physics.stop_ns(action.placement),
+            )
         script = Script(
             start_ns=physics.start_ns(action.placement),
             run_ns=physics.run_ns(rest_ns, action.placement),
@@ -153,13 +190,12 @@ class _World:
             first_step=step,
             stop_ns=physics.stop_ns(action.placement),
         )
-        if self._faults is not None:
-            num_devices = sum(len(rank.devices) for rank in action.placement)
-            failure_ns = self._faults.seconds_to_rank_failure(num_devices) * S
-            if failure_ns < script.run_ns:
-                script.run_ns = int(failure_ns)
-                script.outcome = "failed"
-                self._faults.counts["rank failures"] += 1
+        num_devices = sum(len(rank.devices) for rank in action.placement)
+        failure_ns = self._faults.seconds_to_rank_failure(num_devices) * S
+        if failure_ns < script.run_ns:
+            script.run_ns = int(failure_ns)
+            script.outcome = "failed"
+            self._faults.counts["rank failures"] += 1
         return script
 
     def _reported(self, event: AnyEvent, nodes: tuple[str, ...]) -> None:
@@ -189,6 +225,10 @@ class _World:
 
     def _watch(self, now_ns: int, event: AnyEvent, actions: list[AnyAction]) -> None:  # noqa: ARG002
         self._num_events += 1
+        for action in actions:
+            if isinstance(action, JobEnded):
+                self._records.append(_record(self._driver.core.state.jobs[action.job_id]))
+                del self._run_ns[action.job_id]
         if self._faults is not None and self._num_events % SNAPSHOT_EVERY == 0:
             self._driver.take_snapshot()
 
@@ -197,6 +237,19 @@ class _World:
 
     def _conflict(self, message: str) -> None:
         raise InvariantError(f"two works on one device: {message}")
+
+
+def _record(job: Job) -> JobRecord:
+    return JobRecord(
+        job_id=job.job_id,
+        queue=job.queue,
+        num_devices=job.gang.num_ranks * job.gang.devices_per_rank,
+        submitted_ns=job.submitted_ns,
+        first_started_ns=job.first_started_ns,
+        ended_ns=job.ended_ns,
+        state=job.state,
+        restarts_used=job.restarts_used,
+    )
 
 
 def _submission(job: SimJob) -> JobSubmitted:

@@ -81,6 +81,7 @@ class SimEngine:
         script_of: the script of a start, asked for once a work.
         report: takes an event and the nodes that it comes from.
         conflict: told when a process would start on a device that another one holds, and then nothing starts.
+        keeps_gone: whether works that are gone are remembered, which only a world that loses messages needs.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class SimEngine:
         script_of: Callable[[StartWork], Script],
         report: Callable[[AnyEvent, tuple[str, ...]], None],
         conflict: Callable[[str], None],
+        *,
+        keeps_gone: bool = True,
     ) -> None:
         self.nodes: dict[str, SimNode] = {}
         self.works: dict[str, SimWork] = {}
@@ -96,6 +99,7 @@ class SimEngine:
         self._script_of = script_of
         self._report = report
         self._conflict = conflict
+        self._keeps_gone = keeps_gone
         self._unproven: dict[str, list[SimWork]] = {}
 
     def add_node(self, node_id: str, num_devices: int) -> SimNode:
@@ -267,6 +271,8 @@ class SimEngine:
         work.ended_as = outcome
         exit_code = 1 if outcome == "failed" else 0
         self._tell(work, WorkGone(work.action.work_id, work.action.fence, outcome, exit_code))
+        if not self._keeps_gone:
+            del self.works[work.action.work_id]
 
     def _tell(self, work: SimWork, event: AnyEvent) -> None:
         work.reports.append(event)

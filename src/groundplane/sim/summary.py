@@ -53,7 +53,7 @@ class ClusterSummary(Struct, frozen=True):
 
 def summarise(run: ClusterRun) -> ClusterSummary:
     """Counts a finished run together."""
-    jobs = list(run.core.state.jobs.values())
+    jobs = run.jobs
     arrivals, final = run.arrivals_ledger, run.final_ledger
     sums = {account: getattr(final, f"{account}_ns") for account in ACCOUNTS}
     leased_ns = arrivals.busy_ns + arrivals.allocated_idle_ns + arrivals.wasted_by_failure_ns
@@ -85,9 +85,8 @@ def _waits(run: ClusterRun) -> tuple[Waits, ...]:
         waits_s = np.array(
             [
                 (job.first_started_ns - job.submitted_ns) / S
-                for job in run.core.state.jobs.values()
-                if least <= job.gang.num_ranks * job.gang.devices_per_rank <= most
-                and job.first_started_ns >= 0
+                for job in run.jobs
+                if least <= job.num_devices <= most and job.first_started_ns >= 0
             ]
         )
         if len(waits_s):

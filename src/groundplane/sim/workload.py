@@ -26,7 +26,7 @@ PREDICTION_SIGMA = 0.3
 """Standard deviation of the logarithm of predicted over real run time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SimJob:
     """One job of a workload. `run_ns` is its work where it is placed best, without failures."""
 
