@@ -11,7 +11,7 @@ does not depend on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -40,6 +40,10 @@ MAX_BLOCK: Final = 65_536
 
 FIRST_BLOCK: Final = 4_096
 """Layouts looked at first, and fewest that are worth a call to price them."""
+
+
+Progress = Callable[[int, int], None]
+"""Told (done, all)."""
 
 
 class LayoutPricer(Protocol):
@@ -117,6 +121,7 @@ def search(
     objective: str = "step_time",
     workers: int = 2,
     prune: bool = True,
+    progress: Progress | None = None,
 ) -> SearchResult:
     """The best layouts of a space, and the Pareto front of time and memory.
 
@@ -127,6 +132,7 @@ def search(
         objective: see `OBJECTIVES`.
         workers: threads; the arithmetic runs outside the interpreter's lock.
         prune: without it every layout that fits is priced (for tests and benchmarks).
+        progress: told how many layouts are dealt with, of how many.
 
     Raises:
         InputError: no layout at all is feasible, or a wrong argument.
@@ -153,10 +159,14 @@ def search(
                 break
             for sieved in pool.map(lambda part, at=limits: _sieve(space, part, pricer, at), wave):
                 state.add(sieved)
+            if progress is not None:
+                progress(state.num_layouts - queue.num_left, state.num_layouts)
         state.price_pending()
     if prune and state.best is None:
         # Nothing fits, and what comes nearest lies among what was let go: look at all of it.
-        return search(space, pricer, top=top, objective=objective, workers=workers, prune=False)
+        return search(
+            space, pricer, top=top, objective=objective, workers=workers, prune=False, progress=progress
+        )
     return state.result()
 
 
@@ -186,6 +196,11 @@ class _Queue:
         self.groups, self.order = groups, order
         self.members, self.least_s, self.least_bytes = members, least_s, least_bytes
         self.block = FIRST_BLOCK
+
+    @property
+    def num_left(self) -> int:
+        """Layouts that were not looked at yet."""
+        return int(self.members[self.order].sum())
 
     def drop_larger_than(self, limit_bytes: float) -> int:
         """Lets groups go in which nothing fits; says how many layouts those were."""

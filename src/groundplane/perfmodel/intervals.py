@@ -28,6 +28,9 @@ COMMUNICATION: Final = (
 )
 """Stages that links price; the others are priced by kernels."""
 
+GOOD_PART: Final = 0.1
+"""Share of a step from which on what prices it grades the whole."""
+
 _ORDER: Final[tuple[Grade, ...]] = ("measured", "family", "data-sheet")
 
 
@@ -54,15 +57,17 @@ class StepSpread:
     kernels: Evidence
     links: Evidence
 
-    @property
-    def grade(self) -> Grade:
-        """The weakest of what prices a step on this cluster."""
-        return max(self.kernels.grade, self.links.grade, key=_ORDER.index)
+    def grade_of(self, prices: TrainingPrices) -> list[Grade]:
+        """For each layout the weakest evidence of what prices a good part of its step."""
+        both = max(self.kernels.grade, self.links.grade, key=_ORDER.index)
+        return [
+            both if share >= GOOD_PART else self.kernels.grade for share in _talking_share(prices).tolist()
+        ]
 
     def times(self, prices: TrainingPrices) -> StepTimes:
         """The prices with their intervals."""
         step_s = prices.step_s
-        talking = np.sum([prices.stages_s[name] for name in COMMUNICATION], axis=0) / step_s
+        talking = _talking_share(prices)
         found = []
         for name in ("ratio_p10", "ratio_p90"):
             stack, kernels, links = (
@@ -91,6 +96,11 @@ def step_spread(cluster: ClusterSpec, precision: Precision, stack: Evidence) -> 
     if cluster.num_chips > 1:
         links = collective_evidence(cluster_links(cluster), domains)
     return StepSpread(stack, kernels, links)
+
+
+def _talking_share(prices: TrainingPrices) -> FloatArray:
+    """Share of the step that links price."""
+    return np.asarray(np.sum([prices.stages_s[name] for name in COMMUNICATION], axis=0) / prices.step_s)
 
 
 def _log_ratio(evidence: Evidence, name: str, *, own: bool) -> float:
