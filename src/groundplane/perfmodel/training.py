@@ -138,7 +138,7 @@ class StepModel:
         kinds = tuple(layers.index(layer) for layer in model.layers)
         weights, head = None, 0.0
         if facts.balances_stages:
-            per_kind = [_layer_work(layer, model.hidden) for layer in layers]
+            per_kind = [layer_work(layer, model.hidden) for layer in layers]
             weights, head = tuple(per_kind[kind] for kind in kinds), float(model.vocab * model.hidden)
         return [
             (np.flatnonzero(self.layouts.pp == pp), stage_kinds(kinds, len(layers), int(pp), weights, head))
@@ -270,7 +270,7 @@ def pace_s(seconds: FloatArray) -> FloatArray:
     return np.asarray(large * (1.0 + ratio**HOST_SHARPNESS) ** (1.0 / HOST_SHARPNESS))
 
 
-def _layer_work(layer: LayerSpec, hidden: int) -> float:
+def layer_work(layer: LayerSpec, hidden: int) -> float:
     """Parameters of a layer's matrices that one token passes."""
     work = float(layer.attention.projection_parameters(hidden))
     if layer.mlp is not None:
