@@ -27,6 +27,6 @@ def _ideal_s(case: Case) -> float:
     flops = 3.0 * case.model.forward_flops_per_token(case.seq, causal=False).total
     if case.complete and layout["recompute"] == RECOMPUTE.index("full"):
         flops *= 4.0 / 3.0
-    rate = case.cluster.chip.peak(case.precision.linear) * case.num_chips
+    rate = case.cluster.chip.peak(case.precision.linear.removesuffix("_block")) * case.num_chips
     bubble = (layout["pp"] - 1.0) / layout["num_micro"]
     return flops * case.global_batch * case.seq / rate * (1.0 + bubble)

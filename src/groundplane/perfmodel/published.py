@@ -459,7 +459,7 @@ def _step_s(
         flops *= 4.0 / 3.0
     if metric == "tflops_per_chip":
         return flops / (value * 1e12 * num_chips)
-    return flops / (value / 100.0 * cluster.chip.peak(precision.linear) * num_chips)
+    return flops / (value / 100.0 * cluster.chip.peak(precision.linear.removesuffix("_block")) * num_chips)
 
 
 def _whole(shared: Row, name: str) -> int | None:

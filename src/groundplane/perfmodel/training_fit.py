@@ -41,7 +41,7 @@ it."""
 HUBER: Final = 0.07
 """Log residual from which on a run's pull stops growing."""
 
-ENOUGH: Final = 8
+ENOUGH: Final = 6
 """Complete runs from which on a fit looks at no others."""
 
 STEPS: Final = 12
