@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -54,6 +55,8 @@ class Ledger:
         self._tasks: set[asyncio.Task[None]] = set()
         self._asks = asyncio.Semaphore(MAX_ASKS)
         self._fold_lock = asyncio.Lock()
+        # One thread: a fold whose waiter was cancelled runs on, and the next one must wait for its end.
+        self._folding = ThreadPoolExecutor(1, thread_name_prefix="metering-fold")
         self.running: dict[str, Call] = {}
         self.behind = False
         """SQL could not take settlements at the last try."""
@@ -111,7 +114,7 @@ class Ledger:
             if end == self._folded_end:
                 return
             try:
-                await asyncio.to_thread(self._settler.fold)
+                await asyncio.get_running_loop().run_in_executor(self._folding, self._settler.fold)
             except StorageError as error:
                 if not self.behind:
                     log.error("settlements wait in the log: %s", error)
@@ -123,7 +126,8 @@ class Ledger:
     async def recover(self) -> None:
         """Closes what an earlier gateway left open, as interrupted."""
         async with self._fold_lock:
-            left = await asyncio.to_thread(self._settler.recover, self._first_segment)
+            loop = asyncio.get_running_loop()
+            left = await loop.run_in_executor(self._folding, self._settler.recover, self._first_segment)
         if left:
             log.warning("closing %d requests that an earlier gateway left open", len(left))
         for request in left:
@@ -135,6 +139,7 @@ class Ledger:
             await asyncio.wait(self._tasks, timeout=CLOSE_LIMIT_S)
         self._write_late()
         await self.fold()
+        self._folding.shutdown()
         self._log.close()
 
     def _write(self, record: Record) -> bool:
