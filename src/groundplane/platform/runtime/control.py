@@ -25,6 +25,7 @@ from litestar import Router
 from groundplane.platform.engines.local.engine import LocalEngine
 from groundplane.platform.engines.local.launching import available_cpus
 from groundplane.platform.runtime.api import Platform, create_app
+from groundplane.platform.runtime.connections import BoundedHttpProtocol
 from groundplane.platform.runtime.database import Database, default_url
 from groundplane.platform.runtime.draining import watch_drains
 from groundplane.platform.runtime.driver import Driver
@@ -105,12 +106,14 @@ async def serve(options: argparse.Namespace, state: Path) -> None:
 async def _listen(platform: Platform, options: argparse.Namespace) -> None:
     config = uvicorn.Config(
         create_app(platform, other_routers()),
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         access_log=False,
         log_config=None,
-        log_level="warning",
+        # Its warnings tell of each malformed request: whoever sends those must not fill the log.
+        log_level="error",
+        proxy_headers=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_S,

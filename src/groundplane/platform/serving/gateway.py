@@ -18,6 +18,7 @@ from typing import Final, cast
 
 import uvicorn
 
+from groundplane.platform.runtime.connections import BoundedHttpProtocol
 from groundplane.platform.runtime.database import Database, StorageError, default_url
 from groundplane.platform.serving.app import MAX_BODY_BYTES, MAX_IN_FLIGHT, GatewayApp
 from groundplane.platform.serving.directory import REFRESH_S, Directory
@@ -110,12 +111,14 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
 def _config(app: GatewayApp, drain_s: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHttpProtocol,
         loop="none",
         ws="none",
         lifespan="off",
         access_log=False,
-        log_level="warning",
+        # Its warnings tell of each malformed request: whoever sends those must not fill the log.
+        log_level="error",
+        proxy_headers=False,
         log_config=None,
         server_header=False,
         date_header=False,
