@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -36,12 +37,19 @@ class Caller:
         self.engine, self.driver, self.world = engine, driver, engine.world
 
     async def __call__(
-        self, method: str, path: str, body: Any = None, *, role: str = "admin", **headers: str
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        content: bytes | None = None,
+        role: str = "admin",
+        **headers: str,
     ) -> httpx.Response:
         if role:
             headers["authorization"] = f"Bearer {self._keys.get(role, role)}"
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        return await self._client.request(method, path, json=body, headers=names)
+        return await self._client.request(method, path, json=body, content=content, headers=names)
 
 
 @asynccontextmanager
@@ -319,5 +327,58 @@ def test_the_openapi_document_names_every_route_and_body(database: Database, tmp
         assert {"/api/jobs/{job_id}/explain", "/api/services", "/api/keys", "/api/ledger"} <= set(
             document["paths"]
         )
+
+    run(database, tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"time_limit": 1e300},
+        {"time_limit": 1e10},
+        {"stop_grace": 1e12},
+        {"restart": {"backoff": 1e300, "backoff_limit": 1e300}},
+        {"restart": {"budget": 10**30}},
+        {"train": {"steps": 10**30}, "command": []},
+        {"name": "line\n"},
+        {"command": ["true", "a\0b"]},
+        {"env": {"A=B": "c"}},
+        {"env": {"": "c"}},
+        {"env": {"A": "\0"}},
+    ],
+)
+def test_odd_values_are_refused_and_harm_nobody(database: Database, tmp_path: Path, change: Any) -> None:
+    async def body(call: Caller) -> None:
+        refused = await call("POST", "/api/jobs", JOB | change)
+        assert (refused.status_code, refused.json()["error"]["message"] != "") == (400, True)
+        assert (await call("GET", "/api/jobs")).json() == []
+        assert (await call("POST", "/api/jobs", JOB)).status_code == 201
+
+    run(database, tmp_path, body)
+
+
+def test_odd_requests_are_refused_and_harm_nobody(database: Database, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+
+    async def body(call: Caller) -> None:
+        managed = {"name": "a", "model": str(tmp_path / "pipe.gguf")}
+        for method, path, data, status in [
+            ("POST", "/api/keys", {"name": "k", "expires_s": 1e308}, 400),
+            ("POST", "/api/keys", {"name": "k", "expires_s": 9.3e9}, 400),
+            ("GET", "/api/works/%00/logs", None, 404),
+            ("GET", "/api/works/%2e%2e/logs", None, 404),
+            ("GET", "/api/works/nothing/logs", None, 404),
+            ("GET", f"/api/jobs/a/logs?offset={10**30}", None, 404),
+            ("POST", "/api/services", managed, 400),
+            ("POST", "/api/services", managed | {"model": "\0/x.gguf"}, 400),
+            ("POST", "/api/services", EXTERNAL | {"url": "http://x/\0"}, 400),
+            ("POST", "/api/services", EXTERNAL | {"url": "nonsense"}, 400),
+            ("POST", "/api/services", EXTERNAL | {"url": "http://x:99999999/"}, 400),
+            ("POST", "/api/services", EXTERNAL | {"replicas": 10**7}, 400),
+        ]:
+            answer = await call(method, path, data)
+            assert answer.status_code == status, (path, data, answer.text)
+        nested = await call("POST", "/api/jobs", content=b"[" * 100_000)
+        assert (nested.status_code, "nested" in nested.text) == (400, True)
 
     run(database, tmp_path, body)

@@ -203,6 +203,7 @@ def test_unknown_model_names_the_nearest(served: Platform) -> None:
         (b"{not json", None),
         (b"", None),
         (b"[1]", None),
+        (b'{"model": "tiny", "messages": ' + b"[" * 100_000, None),
         (b'{"messages": []}', "model"),
         (b'{"model": 7}', "model"),
         (b'{"model": "tiny", "stream": "yes"}', "stream"),

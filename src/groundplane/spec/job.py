@@ -91,6 +91,13 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
     def __post_init__(self) -> None:
         if bool(self.command) == (self.train is not None):
             raise InputError("exactly one of command and train must be given", field="command")
+        for index, word in enumerate(self.command):
+            if "\0" in word:
+                raise InputError("must not contain a zero byte", field=f"command[{index}]")
+        for name, value in self.env.items():
+            if not name or "=" in name or "\0" in name + value:
+                rule = "needs names without '=' that are not empty, and no zero byte"
+                raise InputError(rule, field="env", value=name)
         if self.train is not None and self.train.global_batch % (self.train.micro_batch * self.ranks):
             raise InputError(
                 f"must be divisible by micro_batch x ranks ({self.train.micro_batch} x {self.ranks})",

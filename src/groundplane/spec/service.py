@@ -9,7 +9,10 @@ from msgspec import Meta, Struct
 
 from groundplane.spec.errors import InputError
 from groundplane.spec.job import RestartSpec
-from groundplane.spec.quantity import Bytes, Count, Name, PositiveInt, Seconds
+from groundplane.spec.quantity import Bytes, Name, PositiveInt, Seconds
+
+MAX_REPLICAS = 10_000
+Replicas = Annotated[int, Meta(ge=0, le=MAX_REPLICAS)]
 
 
 class ServiceSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="service"):
@@ -23,7 +26,7 @@ class ServiceSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="ki
     model: str = ""
     server: Literal["llamacpp", "vllm", "openai"] = "llamacpp"
     url: str = ""
-    replicas: Count = 1
+    replicas: Replicas = 1
     devices_per_replica: PositiveInt = 1
     memory_per_replica_bytes: Bytes = msgspec.field(default=1 << 30, name="memory_per_replica")
     context: PositiveInt = 2048

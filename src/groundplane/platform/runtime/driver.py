@@ -240,6 +240,7 @@ class Driver:
                     await self._snapshot()
 
     async def _handle_batch(self, batch: list[Item]) -> None:
+        failure: GroundplaneError | None = Busy(STOPPING)
         entries: list[Entry] = []
         waiting: list[tuple[asyncio.Future[JournalRecord], JournalRecord]] = []
         try:
@@ -252,9 +253,14 @@ class Driver:
                     waiting.append((item.done, record))
             if entries:
                 await self.sql(lambda: store.append(self._database, entries))
+            failure = None
         except GroundplaneError as error:
-            refuse(batch, error)
+            failure = error
             raise
+        finally:
+            # Also after a fault of our own: nobody waits for an answer that cannot come any more.
+            if failure is not None:
+                refuse(batch, failure)
         for done, record in waiting:
             if not done.done():
                 done.set_result(record)

@@ -92,10 +92,24 @@ async def read_body(request: Request[Any, Any, State], kind: type[SpecT]) -> Spe
         InputError: no JSON, or anything that `spec.load.from_data` refuses.
     """
     try:
-        data = msgspec.json.decode(await request.body())
+        content = await request.body()
+        data = msgspec.json.decode(content)
     except msgspec.DecodeError as error:
         raise InputError(f"the body must be JSON ({error})") from None
+    except RecursionError:
+        raise InputError("the body is nested too deeply") from None
+    if rb"\u0000" in content and _has_zero_byte(data):
+        raise InputError("the body must not contain a zero byte")
     return from_data(data, kind, bare=True)
+
+
+def _has_zero_byte(data: Any) -> bool:
+    """Whether a string has one: no path, command or column of Postgres can hold it."""
+    if isinstance(data, dict):
+        return any(_has_zero_byte(part) for pair in data.items() for part in pair)
+    if isinstance(data, list):
+        return any(map(_has_zero_byte, data))
+    return isinstance(data, str) and "\0" in data
 
 
 EXCEPTION_HANDLERS: Final[dict[Any, Any]] = {

@@ -241,16 +241,15 @@ class JobDesk:
             return LogPart("", rank, "", 0, is_over=job.state in JOB.final)
         if not 1 <= number <= job.num_attempts:
             raise MissingError(f"must be from 1 to {job.num_attempts}", field="attempt", value=number)
-        return await self.work_logs(
-            f"{job.job_id}.a{number}", rank=rank, offset=offset, ranks=job.gang.num_ranks
-        )
+        return await self.work_logs(f"{job.job_id}.a{number}", rank=rank, offset=offset)
 
-    async def work_logs(self, work_id: str, *, rank: int = 0, offset: int = 0, ranks: int = 1) -> LogPart:
+    async def work_logs(self, work_id: str, *, rank: int = 0, offset: int = 0) -> LogPart:
         """Output of one rank of a work.
 
         Raises:
-            MissingError: no such rank.
+            MissingError: no such work or rank.
         """
+        ranks = await asyncio.to_thread(self._num_ranks, work_id)
         if not 0 <= rank < ranks:
             raise MissingError(f"must be from 0 to {ranks - 1}", field="rank", value=rank)
         # Asked before reading: what is written between the two is read the next time.
@@ -284,6 +283,18 @@ class JobDesk:
         with self._database.reading() as connection:
             rows = connection.execute(sa.select(jobs.job_id, jobs.project).where(jobs.job_id.in_(job_ids)))
             return {row.job_id: row.project for row in rows}
+
+    def _num_ranks(self, work_id: str) -> int:
+        """Ranks of a work that was leased: only such ids become names of folders."""
+        works = tables.works.c
+        with self._database.reading() as connection:
+            # Postgres holds no zero byte, not even to compare with.
+            known = "\0" not in work_id
+            query = sa.select(works.placement).where(works.work_id == work_id)
+            found = connection.scalar(query) if known else None
+        if found is None:
+            raise MissingError("no such work", field="work", value=work_id)
+        return len(msgspec.json.decode(found))
 
     def _find_request(self, request_id: str) -> str | None:
         jobs = tables.jobs.c

@@ -167,9 +167,12 @@ def check_service(spec: ServiceSpec, state: Path, database: Database, core: Cont
     """Refuses a service whose replica could never run. Blocks on SQL and files.
 
     Raises:
-        InputError: unknown model, or a replica larger than any node.
+        InputError: unknown model, a replica larger than any node, or no usable URL.
     """
     if spec.server.startswith("openai"):
+        from groundplane.platform.serving.upstream import Origin
+
+        Origin.of(spec.url)
         return
     check_gang(replica_gang(spec), core, what="replica")
     model_file(state, database, spec)

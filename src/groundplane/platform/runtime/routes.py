@@ -38,8 +38,8 @@ from groundplane.platform.runtime.service_desk import Service, ServiceDesk
 from groundplane.platform.runtime.state import hidden_password
 from groundplane.spec.errors import InputError, nearest_name
 from groundplane.spec.job import JobSpec
-from groundplane.spec.quantity import Count, Name
-from groundplane.spec.service import ServiceSpec
+from groundplane.spec.quantity import Name, Seconds
+from groundplane.spec.service import Replicas, ServiceSpec
 
 
 class Status(Struct, frozen=True):
@@ -62,7 +62,7 @@ class Status(Struct, frozen=True):
 class ScaleRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """How many replicas are wanted."""
 
-    replicas: Count
+    replicas: Replicas
 
 
 class KeyRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +71,7 @@ class KeyRequest(Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     project: Name = identity.DEFAULT_PROJECT
     role: str = "member"
-    expires_s: float | None = None
+    expires_s: Seconds | None = None
 
 
 class NewKey(Struct, frozen=True):

@@ -53,6 +53,8 @@ def read_envelope(body: bytes) -> Envelope:
         raise bad_body(f"The body is not right: {text[:1].lower()}{text[1:]}.", param) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise bad_body("The body is not valid JSON.") from None
+    except RecursionError:
+        raise bad_body("The body is nested too deeply.") from None
 
 
 def ask_for_usage(body: bytes, envelope: Envelope) -> bytes:

@@ -175,10 +175,17 @@ def gguf_architecture(path: Path) -> str:
         InputError: missing, unreadable, or no GGUF.
     """
     try:
+        if path.exists() and not path.is_file():
+            # A pipe would keep whoever opens it waiting for ever.
+            raise InputError(
+                f"must be a GGUF file, or a folder with {MODEL_FILE} in it", field="model", value=str(path)
+            )
         with path.open("rb") as file:
             head = file.read(4096)
-    except OSError as error:
-        rule = f"must be a GGUF file, or a folder with {MODEL_FILE} in it ({error.strerror})"
+    except (OSError, ValueError) as error:
+        # ValueError: a zero byte in the path.
+        reason = error.strerror if isinstance(error, OSError) else error
+        rule = f"must be a GGUF file, or a folder with {MODEL_FILE} in it ({reason})"
         raise InputError(rule, field="model", value=str(path)) from None
     if head[:4] != b"GGUF" or len(head) < 24:
         raise InputError("must be a GGUF file", field="model", value=str(path))
