@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import ipaddress
 import os
@@ -14,7 +15,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +31,8 @@ from groundplane.spec.errors import GroundplaneError, InputError
 READY_S: Final = 30.0
 """How long `up` waits for both processes to answer."""
 POLL_S: Final = 0.02
+UP_WAIT_S: Final = READY_S + 30.0
+"""How long an `up` waits for another one of the same folder: what that one may take, and to end it."""
 SUPERVISOR_STOP_S: Final = 20.0
 BACKLOG: Final = 1024
 
@@ -63,12 +67,13 @@ def bring_up(options: UpOptions) -> tuple[UpFile, bool]:
         GroundplaneError: it did not come up in time.
     """
     prepare_state(options)
-    former = upfile.read(options.state)
-    if former is not None and former.supervisor.is_alive:
-        return former, False
-    log_path = options.state / "logs" / "supervisor.log"
-    with log_path.open("ab") as log:
-        _supervisor, up = _start(options, former, log.fileno())
+    with _only_up(options.state):
+        former = upfile.read(options.state)
+        if former is not None and former.supervisor.is_alive:
+            return former, False
+        log_path = options.state / "logs" / "supervisor.log"
+        with log_path.open("ab") as log:
+            _supervisor, up = _start(options, former, log.fileno())
     return up, True
 
 
@@ -79,15 +84,39 @@ def run_foreground(options: UpOptions, on_ready: Callable[[UpFile], None]) -> in
         InputError: as `bring_up`, and when it is up already.
     """
     prepare_state(options)
-    former = upfile.read(options.state)
-    if former is not None and former.supervisor.is_alive:
-        raise InputError("is up already", field="state", value=str(options.state))
-    supervisor, up = _start(options, former, sys.stderr.fileno())
+    with _only_up(options.state):
+        former = upfile.read(options.state)
+        if former is not None and former.supervisor.is_alive:
+            raise InputError("is up already", field="state", value=str(options.state))
+        supervisor, up = _start(options, former, sys.stderr.fileno())
     try:
         on_ready(up)
         return supervisor.wait()
     finally:
         take_down(options.state)
+
+
+@contextmanager
+def _only_up(state: Path) -> Iterator[None]:
+    """Lets one `up` of a state folder work at a time: the second one finds what the first one started.
+
+    Raises:
+        GroundplaneError: the other one takes too long.
+    """
+    descriptor = os.open(state / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline_s = time.monotonic() + UP_WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise GroundplaneError("another `groundplane up` of this state folder hangs") from None
+            time.sleep(POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _start(options: UpOptions, former: UpFile | None, log: int) -> tuple[subprocess.Popen[bytes], UpFile]:
@@ -113,9 +142,10 @@ def _start(options: UpOptions, former: UpFile | None, log: int) -> tuple[subproc
             # Works of an earlier life go on: not to come up is no reason to end them.
             supervisor.terminate()
             supervisor.wait()
-            if (up := upfile.read(options.state)) is not None:
+            up = upfile.read(options.state)
+            if up is not None and up.supervisor.pid == supervisor.pid:
                 end_processes(up)
-            upfile.remove(options.state)
+                upfile.remove(options.state)
             raise
     except BaseException:
         if has_new_url:

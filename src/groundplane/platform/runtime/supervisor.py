@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from groundplane.platform.engines.local import processes
 from groundplane.platform.runtime import upfile
 from groundplane.platform.runtime.upfile import ProcessId, UpFile
 
+LOCK_FILE: Final = "supervisor.lock"
 BACKOFF_S: Final = 0.1
 BACKOFF_LIMIT_S: Final = 10.0
 STEADY_S: Final = 10.0
@@ -32,6 +34,8 @@ STOP_S: Final = 10.0
 """What a child gets between SIGTERM and SIGKILL."""
 LOG_LIMIT_BYTES: Final = 32 << 20
 """A longer log is put aside as NAME.log.1 when its process is started again."""
+FOLDER_LOOK_S: Final = 1.0
+"""How often it looks whether its state folder is still there."""
 SIGNALS: Final = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
@@ -58,30 +62,38 @@ class Child:
         """Starts it, in a process group of its own: a Ctrl-C in a terminal is the supervisor's to handle."""
         if self._log.exists() and self._log.stat().st_size > LOG_LIMIT_BYTES:
             self._log.replace(self._log.with_name(self._log.name + ".1"))
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=self._descriptors,
-                process_group=0,
-                # The signals that the supervisor waits for are blocked in it, and must not be in a child.
-                preexec_fn=_unblock,  # noqa: PLW1509 - there is one thread
-            )
         self._started_s = time.monotonic()
+        try:
+            with self._log.open("ab") as log:
+                self.process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=self._descriptors,
+                    process_group=0,
+                    # The signals that the supervisor waits for are blocked in it, and must not be in a child.
+                    preexec_fn=_unblock,  # noqa: PLW1509 - there is one thread
+                )
+        except OSError as error:
+            # No process or no file to be had now: that passes, and the other child must be kept meanwhile.
+            say(f"{self.name} cannot be started now: {error}")
+            self._plan_restart()
 
     def reap(self) -> int | None:
         """The exit code, once, when it has ended since the last look; plans the restart."""
         if self.process is None or self.process.poll() is None:
             return None
         code = self.process.returncode
-        now_s = time.monotonic()
-        self._ends_in_row = 1 if now_s - self._started_s >= STEADY_S else self._ends_in_row + 1
-        self.restart_at_s = now_s + min(BACKOFF_S * 2 ** (self._ends_in_row - 1), BACKOFF_LIMIT_S)
+        self._plan_restart()
         self.num_ends += 1
         self.process = None
         return code
+
+    def _plan_restart(self) -> None:
+        now_s = time.monotonic()
+        self._ends_in_row = 1 if now_s - self._started_s >= STEADY_S else self._ends_in_row + 1
+        self.restart_at_s = now_s + min(BACKOFF_S * 2 ** min(self._ends_in_row - 1, 10), BACKOFF_LIMIT_S)
 
     @property
     def ended_at_once(self) -> bool:
@@ -108,10 +120,12 @@ class Child:
 class Supervisor:
     """Starts, watches and ends the children, and keeps `up.json` true."""
 
-    def __init__(self, state: Path, up: UpFile, children: list[Child]) -> None:
+    def __init__(self, state: Path, lock: int, up: UpFile, children: list[Child]) -> None:
         self._state = state
+        self._lock = lock
         self._up = up
         self._children = children
+        self._written: UpFile | None = None
 
     def run(self) -> int:
         """Runs until told to end; returns the exit code."""
@@ -120,6 +134,11 @@ class Supervisor:
         self._write()
         while True:
             number = self._next_signal()
+            if not self._has_folder():
+                # Somebody deleted the state folder: whatever is acknowledged now would be kept nowhere.
+                say("the state folder was deleted; the platform ends")
+                self._stop()
+                return 1
             if number in {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:
                 self._stop()
                 upfile.remove(self._state)
@@ -130,18 +149,27 @@ class Supervisor:
                     self._stop()
                     return 2
                 if code is not None:
-                    self._say(f"{child.name} {how_it_ended(code)}; it is started again: {child.last_words()}")
+                    say(f"{child.name} {how_it_ended(code)}; it is started again: {child.last_words()}")
             for child in self._children:
                 if child.process is None and time.monotonic() >= child.restart_at_s:
                     child.start()
             self._write()
 
     def _next_signal(self) -> int:
-        """Waits for a signal, or until a restart is due; 0 for the latter."""
+        """Waits for a signal, or until a restart or a look at the folder is due; 0 for the latter two."""
         waiting = [child.restart_at_s for child in self._children if child.process is None]
-        wait_s = max(0.0, min(waiting) - time.monotonic()) if waiting else 3600.0
+        wait_s = min([FOLDER_LOOK_S, *(max(0.0, at_s - time.monotonic()) for at_s in waiting)])
         found = signal.sigtimedwait(SIGNALS, wait_s)
         return found.si_signo if found is not None else 0
+
+    def _has_folder(self) -> bool:
+        """Whether the lock that is held is still the one in the folder."""
+        try:
+            return os.path.samestat(os.stat(self._state / LOCK_FILE), os.fstat(self._lock))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
 
     def _write(self) -> None:
         ids = {child.name: child.process_id for child in self._children}
@@ -153,10 +181,13 @@ class Supervisor:
             restarts=sum(child.num_ends for child in self._children),
             trouble=f"{down[0].name}: {down[0].last_words()}" if down else "",
         )
+        if up == self._written:
+            return
         try:
             upfile.write(self._state, up)
+            self._written = up
         except OSError as error:
-            self._say(f"up.json cannot be written: {error}")
+            say(f"up.json cannot be written: {error}")
 
     def _stop(self) -> None:
         for child in self._children:
@@ -165,9 +196,6 @@ class Supervisor:
         deadline_s = time.monotonic() + STOP_S
         for child in self._children:
             child.stop(deadline_s)
-
-    def _say(self, text: str) -> None:
-        print(time.strftime("%Y-%m-%d %H:%M:%S"), text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -182,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     state: Path = options.state
-    lock = os.open(state / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(state / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -200,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
         started_ns=time.time_ns(),
         supervisor=me,
     )
-    return Supervisor(state, up, children_of(state, options)).run()
+    return Supervisor(state, lock, up, children_of(state, options)).run()
 
 
 def children_of(state: Path, options: argparse.Namespace) -> list[Child]:
@@ -221,6 +249,12 @@ def children_of(state: Path, options: argparse.Namespace) -> list[Child]:
         Child("control", control, logs / "control.log", (options.fd,)),
         Child("gateway", gateway, logs / "gateway.log"),
     ]
+
+
+def say(text: str) -> None:
+    """One line in the supervisor's log; a disk without space for it is no reason to end."""
+    with suppress(OSError):
+        print(time.strftime("%Y-%m-%d %H:%M:%S"), text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def how_it_ended(code: int) -> str:

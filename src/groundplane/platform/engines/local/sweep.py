@@ -77,6 +77,8 @@ def signal_keeper(folder: WorkFolder, number: signal.Signals = signal.SIGTERM) -
     process = processes.read_process(keeper.pid)
     if process is not None and process.start_ticks == keeper.start_ticks:
         processes.send_signal(process, number)
+        # A keeper that somebody stopped acts on a signal only once it runs again.
+        processes.send_signal(process, signal.SIGCONT)
 
 
 def _end(folder: WorkFolder, deadline_s: float) -> bool:
