@@ -10,9 +10,12 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
+import httptools
 import httpx
 import pytest
 from gateway_rig import Counting, Platform
+
+from groundplane.platform.serving.metering import Progress, read_segment, segments
 
 pytestmark = pytest.mark.real
 
@@ -34,24 +37,56 @@ def request_body(rng: random.Random) -> dict[str, Any]:
     return body
 
 
-async def ask(client: httpx.AsyncClient, body: dict[str, Any], leave_after_s: float | None) -> dict[str, Any]:
-    """Sends a request; leaves when told to. Says what it saw: the request id, and whether to the end."""
+class Reply:
+    """What httptools has parsed of an answer."""
+
+    def __init__(self) -> None:
+        self.request_id = ""
+        self.text = b""
+        self.complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"x-request-id":
+            self.request_id = value.decode()
+
+    def on_body(self, body: bytes) -> None:
+        self.text += body
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+async def ask(platform: Platform, body: dict[str, Any], leave_after_s: float | None) -> dict[str, Any]:
+    """Sends a request; leaves when told to. Says what it saw: the request id, and whether to the end.
+
+    On a connection of its own, closed here whatever happens: a client library that is cancelled while it
+    connects may drop its socket unclosed.
+    """
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    seen: dict[str, Any] = {"id": "", "ended": False, "tokens": 0}
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {platform.key}\r\n"
+    reply = Reply()
+    parser = httptools.HttpResponseParser(reply)
+    writer: asyncio.StreamWriter | None = None
     try:
-        async with asyncio.timeout(leave_after_s):
-            async with client.stream("POST", path, json=body) as answer:
-                seen["id"] = answer.headers["x-request-id"]
-                text = b""
-                async for part in answer.aiter_bytes():
-                    text += part
-            seen["ended"] = answer.status_code == 200 and (
-                not body.get("stream") or text.endswith(b"[DONE]\n\n")
-            )
-            if seen["ended"] and not body.get("stream"):
-                seen["usage"] = json.loads(text)["usage"]
-    except (TimeoutError, httpx.HTTPError):
+        async with asyncio.timeout(60 if leave_after_s is None else leave_after_s):
+            reader, writer = await asyncio.open_connection("127.0.0.1", platform.port)
+            writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+            while not reply.complete and (data := await reader.read(65536)):
+                parser.feed_data(data)
+    except (TimeoutError, OSError):
         pass
+    finally:
+        if writer is not None:
+            writer.transport.abort()
+    seen: dict[str, Any] = {"id": reply.request_id, "ended": False, "tokens": 0}
+    seen["ended"] = (
+        reply.complete
+        and parser.get_status_code() == 200
+        and (not body.get("stream") or reply.text.endswith(b"[DONE]\n\n"))
+    )
+    if seen["ended"] and not body.get("stream"):
+        seen["usage"] = json.loads(reply.text)["usage"]
     return seen
 
 
@@ -59,18 +94,16 @@ async def ask_all(
     platform: Platform, rng: random.Random, num: int, leaving: set[int], parallel: int = 16
 ) -> list[dict[str, Any]]:
     limit = asyncio.Semaphore(parallel)
-    headers = {"authorization": f"Bearer {platform.key}"}
-    async with httpx.AsyncClient(base_url=platform.url, headers=headers, timeout=60) as client:
 
-        async def one(index: int, body: dict[str, Any], leave_after_s: float | None) -> dict[str, Any]:
-            async with limit:
-                return await ask(client, body, leave_after_s)
+    async def one(index: int, body: dict[str, Any], leave_after_s: float | None) -> dict[str, Any]:
+        async with limit:
+            return await ask(platform, body, leave_after_s)
 
-        work = [
-            one(index, request_body(rng), rng.uniform(0.001, 0.05) if index in leaving else None)
-            for index in range(num)
-        ]
-        return await asyncio.gather(*work)
+    work = [
+        one(index, request_body(rng), rng.uniform(0.001, 0.05) if index in leaving else None)
+        for index in range(num)
+    ]
+    return await asyncio.gather(*work)
 
 
 def compare(rows: dict[str, dict[str, Any]], counts: dict[str, dict[str, Any]]) -> None:
@@ -118,6 +151,23 @@ def test_ledger_equals_server_with_clients_leaving(platform: Platform) -> None:
         server.stop()
 
 
+async def burst(platform: Platform, server: Counting, rng: random.Random) -> list[dict[str, Any]]:
+    """80 requests, and the gateway killed when a random number of them has ended and one is under way."""
+    before = server.counts()
+    num_ended = rng.randrange(1, 50)
+
+    def far_enough() -> bool:
+        states = [count["state"] for key, count in server.counts().items() if key not in before]
+        return len(states) > num_ended and states.count("ended") >= num_ended and "running" in states
+
+    work = asyncio.create_task(ask_all(platform, rng, 80, set(range(0, 80, 9))))
+    deadline_s = time.monotonic() + 60
+    while not await asyncio.to_thread(far_enough):
+        assert time.monotonic() < deadline_s
+    await asyncio.to_thread(platform.kill, signal.SIGKILL)
+    return await work
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_gateway_killed_in_the_middle(platform: Platform, seed: int) -> None:
     """kill -9 under load, three times: what was acknowledged is in the ledger, and everything once."""
@@ -162,7 +212,7 @@ def test_stream_cut_at_a_server_that_cannot_be_asked(platform: Platform, slow_co
     headers = {"authorization": f"Bearer {platform.key}"}
     body = {"model": "tiny", "prompt": "x", "max_tokens": 400, "stream": True}
 
-    def read(num_tokens: int) -> ExitStack:
+    def read(num_tokens: int) -> tuple[ExitStack, str]:
         open_stream = ExitStack()
         stream = open_stream.enter_context(httpx.Client(timeout=20))
         request = stream.build_request("POST", f"{platform.url}/v1/completions", json=body, headers=headers)
@@ -174,16 +224,22 @@ def test_stream_cut_at_a_server_that_cannot_be_asked(platform: Platform, slow_co
         text = ""
         while text.count('"text"') < num_tokens:
             text += next(parts)
-        return open_stream
+        return open_stream, answer.headers["x-request-id"]
 
-    read(10).close()
+    read(10)[0].close()
     (first,) = platform.wait_usage(len).values()
     assert (first["outcome"], first["partial"], first["counted_by"]) == ("cancelled", True, "delivered")
     assert 10 <= first["tokens_out"] <= 20
-    left_open = read(1)
-    deadline = time.monotonic() + 10
-    logs = platform.state / "metering"
-    while b'["P","' not in b"".join(path.read_bytes() for path in logs.glob("*.log")):
+    left_open, request_id = read(1)
+
+    def noted() -> int:
+        """Tokens of the second stream by its last note in the log."""
+        records = (one for _, path in segments(platform.state / "metering") for one, _ in read_segment(path))
+        notes = [one for one in records if isinstance(one, Progress) and one.request_id == request_id]
+        return notes[-1].tokens_out if notes else 0
+
+    deadline = time.monotonic() + 20
+    while noted() < 10:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     platform.kill(signal.SIGKILL)
