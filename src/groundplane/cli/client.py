@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import sys
 import time
@@ -36,6 +37,16 @@ def state_option(command: Command) -> Command:
         show_default=True,
         help="State folder of the platform (or $GROUNDPLANE_STATE).",
     )(command)
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range, as click's own; nan, which no range keeps out, and infinity are refused too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def json_option(command: Command) -> Command:

@@ -24,7 +24,7 @@ FOLLOW_PERIOD_S = 0.3
 OVER = ("succeeded", "failed", "cancelled")
 
 
-@click.command("submit", epilog="Example: groundplane submit examples/train.yaml --wait")
+@click.command("submit", epilog="Example: groundplane submit job.yaml --wait")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--wait", is_flag=True, help="Wait for the job's end; exit code 1 unless it succeeds.")
 @click.option(

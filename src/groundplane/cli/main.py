@@ -86,6 +86,10 @@ def main() -> None:
         fail(str(error), 2)
     except click.ClickException as error:
         where = getattr(error, "ctx", None)
+        if where is not None and error.format_message() == where.get_help():
+            # A group without a command: its help is the answer, in lines.
+            click.echo(error.format_message(), err=True)
+            sys.exit(2)
         hint = f" (see {where.command_path} --help)" if where is not None else ""
         fail(error.format_message().replace("\n", " ") + hint, 2)
     except (click.Abort, KeyboardInterrupt):

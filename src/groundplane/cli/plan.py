@@ -18,29 +18,85 @@ if TYPE_CHECKING:
 FILE_SUFFIXES = (".yaml", ".yml", ".toml")
 
 
-@click.group()
+@click.group(epilog="Example: groundplane plan train job.yaml --cluster cluster.yaml")
 def plan_command() -> None:
     """Predict time, memory and bottleneck before anything runs."""
 
 
-@plan_command.command("train", epilog="Example: groundplane plan train job.yaml --cluster cluster.yaml")
-@click.argument("what", metavar="JOB.yaml|MODEL")
+@plan_command.command(
+    "train",
+    epilog="Examples: groundplane plan train llama-3.1-70b --cluster h100x128 --global-batch 512 --seq 8192 "
+    "--tokens 15T;  groundplane plan train gpt3-175b --cluster a100x1024 --global-batch 1536 "
+    "--layout tp=8,pp=16,micro=1,recompute=selective --trace step.json;  "
+    "groundplane plan train job.yaml --cluster cluster.yaml",
+)
+@click.argument("what", metavar="MODEL|JOB.yaml")
 @click.option("--cluster", "cluster_name", required=True, help="Cluster file, or a preset such as h100x1024.")
-@click.option("--json", "as_json", is_flag=True, help="Print the estimate as JSON.")
+@click.option("--global-batch", type=int, help="Sequences a step (required for a model).")
+@click.option("--seq", type=int, help="Tokens of a sequence (default: what the model takes, at most 8192).")
+@click.option(
+    "--tokens", metavar="N", help="Of the whole training, such as 15T: says how many days it takes."
+)
+@click.option(
+    "--precision", default="bf16", show_default=True, help="Of linear layers: bf16|fp16|fp8|fp8_block|fp4."
+)
+@click.option("--stack", default="megatron-core", show_default=True, help="Software stack.")
+@click.option(
+    "--layout", default="", metavar="tp=8,...", help="Parts that are given; the others are searched."
+)
+@click.option(
+    "--schedules", default="1f1b,interleaved", show_default=True, help="Of the pipeline, those to try."
+)
+@click.option(
+    "--objective",
+    default="step_time",
+    show_default=True,
+    metavar="step_time|tokens_per_s|mfu|memory|cost",
+    help="What the best layout is best in.",
+)
+@click.option("--top", type=int, default=5, show_default=True, help="How many layouts to name.")
+@click.option("--usd-per-chip-hour", type=float, help="Price of a chip, for the cost of the training.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, numbers in base units.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report page.")
-def train(what: str, cluster_name: str, as_json: bool, html: Path | None) -> None:
-    """Predict one training step: time by stage, memory by part, bottleneck, and what was assumed.
+@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write the step for Perfetto.")
+def train(what: str, cluster_name: str, as_json: bool, html: Path | None, **asked: Any) -> None:
+    """Predict one training step: time by stage, memory by part, layout, bottleneck, and what was assumed.
+
+    MODEL is a name from `groundplane catalog models` or a path to a config.json. Layouts are searched: all of
+    those that keep the parts given by --layout (tp, cp, pp, vpp, ep, etp, dp, micro, num_micro, zero, shard,
+    sp, recompute, recompute_share, schedule).
 
     JOB.yaml is a job of the built-in trainer; `groundplane probe` writes the cluster file of this machine.
     """
+    if what.endswith(FILE_SUFFIXES):
+        refuse_for_jobs(asked)
+        train_job(what, cluster_name, as_json=as_json, html=html)
+        return
+    from groundplane.cli.plan_train import train_model
+
+    train_model(what, cluster_name, as_json=as_json, html=html, **asked)
+
+
+def refuse_for_jobs(asked: dict[str, Any]) -> None:
+    """A job file says itself what is trained; options that only a model has are refused."""
+    from groundplane.spec.errors import InputError
+
+    for name in ("global_batch", "seq", "tokens", "layout", "usd_per_chip_hour", "trace"):
+        if asked[name]:
+            option = "--" + name.replace("_", "-")
+            raise InputError(
+                "is only for a model; a job file says it itself", field=option, value=str(asked[name])
+            )
+
+
+def train_job(what: str, cluster_name: str, *, as_json: bool, html: Path | None) -> None:
+    """The estimate of a job of the built-in trainer."""
     from groundplane.catalog.resolve import resolve_cluster
     from groundplane.perfmodel.eager import price_host_training
     from groundplane.spec.errors import InputError
     from groundplane.spec.job import JobSpec
     from groundplane.spec.load import load
 
-    if not what.endswith(FILE_SUFFIXES):
-        raise InputError("must be a job file (.yaml or .toml)", field="JOB.yaml|MODEL", value=what)
     job = load(what, JobSpec)
     if job.train is None:
         raise InputError("is required: only the built-in trainer can be predicted", file=what, field="train")

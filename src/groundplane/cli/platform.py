@@ -11,6 +11,7 @@ import click
 
 from groundplane.cli.client import (
     Client,
+    FiniteRange,
     fail,
     json_option,
     print_json,
@@ -51,6 +52,8 @@ def up_command(
     from groundplane.platform.runtime import bringup
     from groundplane.spec.errors import GroundplaneError, InputError
 
+    if port == gateway_port:
+        raise InputError("must differ from --port", field="--gateway-port", value=gateway_port)
     options = bringup.UpOptions(
         state=state.absolute(),
         host=host,
@@ -100,7 +103,11 @@ def up_command(
 @click.command("down", epilog="Example: groundplane down --grace 30")
 @state_option
 @click.option(
-    "--grace", default=5.0, show_default=True, help="Seconds between asking a work to end and force."
+    "--grace",
+    default=5.0,
+    show_default=True,
+    type=FiniteRange(0.0),
+    help="Seconds between asking a work to end and force.",
 )
 @json_option
 def down_command(state: Path, grace: float, as_json: bool) -> int:

@@ -25,8 +25,11 @@ def replay_command(journal: str, export: str | None, as_json: bool) -> int:
 
     from groundplane.control.replay import replay
     from groundplane.sim.journal_file import read_journal, write_journal
+    from groundplane.spec.errors import InputError
 
     report = replay(read_journal(Path(journal)))
+    if not report.num_events:
+        raise InputError("holds no event: nothing was compared", file=journal)
     if export is not None:
         write_journal(Path(export), read_journal(Path(journal)))
     if as_json:

@@ -13,8 +13,8 @@ KINDS = ("job", "service", "cluster")
 
 @click.command(
     "schema",
-    epilog="Example: groundplane schema job > job.schema.json, then in a file: "
-    "# yaml-language-server: $schema=job.schema.json",
+    epilog="\b\nExample: groundplane schema job > job.schema.json\n"
+    "Then, as a file's first line: # yaml-language-server: $schema=job.schema.json",
 )
 @click.argument("kind", metavar="job|service|cluster")
 @json_option

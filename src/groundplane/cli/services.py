@@ -26,7 +26,9 @@ WAIT_PERIOD_S = 0.2
 @click.command("deploy", epilog="Example: groundplane deploy service.yaml --wait")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--wait", is_flag=True, help="Wait until every replica answers.")
-@click.option("--timeout", default=120.0, show_default=True, help="Seconds to wait at most.")
+@click.option(
+    "--timeout", default=120.0, show_default=True, type=FiniteRange(0.0), help="Seconds to wait at most."
+)
 @state_option
 @json_option
 def deploy_command(file: Path, wait: bool, timeout: float, state: Path, as_json: bool) -> int:
@@ -111,7 +113,9 @@ def show_service(service: str, state: Path, as_json: bool) -> int:
 @click.argument("service")
 @click.argument("replicas", type=click.IntRange(0))
 @click.option("--wait", is_flag=True, help="Wait until every replica answers.")
-@click.option("--timeout", default=120.0, show_default=True, help="Seconds to wait at most.")
+@click.option(
+    "--timeout", default=120.0, show_default=True, type=FiniteRange(0.0), help="Seconds to wait at most."
+)
 @state_option
 @json_option
 def scale_service(service: str, replicas: int, wait: bool, timeout: float, state: Path, as_json: bool) -> int:

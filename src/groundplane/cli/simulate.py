@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from groundplane.cli.client import FiniteRange
+
 if TYPE_CHECKING:
     from groundplane.sim.summary import ClusterSummary
 
@@ -28,7 +30,7 @@ def simulate_command() -> None:
 @click.option("--jobs", type=click.IntRange(1), default=500, show_default=True, help="How many jobs come.")
 @click.option(
     "--load",
-    type=click.FloatRange(0.0, min_open=True),
+    type=FiniteRange(0.0, 100.0, min_open=True),
     default=0.8,
     show_default=True,
     help="Device-time asked for over device-time there is, while jobs arrive.",
@@ -37,7 +39,7 @@ def simulate_command() -> None:
 @click.option("--faults", is_flag=True, help="Ranks, nodes and the control plane fail, at published rates.")
 @click.option(
     "--fault-factor",
-    type=click.FloatRange(0.0),
+    type=FiniteRange(0.0, 1000.0),
     default=1.0,
     show_default=True,
     help="With --faults: how many times as often.",

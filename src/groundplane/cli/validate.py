@@ -18,7 +18,7 @@ DATA_OPTION = click.option(
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-@click.group()
+@click.group(epilog="Example: groundplane validate network")
 def validate_command() -> None:
     """Compare predictions with published measurements: errors by source, and whether intervals hold."""
 
