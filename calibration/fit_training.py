@@ -21,7 +21,6 @@ import numpy as np
 
 from groundplane.perfmodel.case_prices import CasePricer
 from groundplane.perfmodel.evidence import Evidence
-from groundplane.perfmodel.null_model import fit_null
 from groundplane.perfmodel.profiles import FITTED, StackProfile
 from groundplane.perfmodel.published import COLUMNS, Case, runs_of
 from groundplane.perfmodel.training_fit import fit_profile, unseen_ratios
@@ -84,7 +83,7 @@ def main() -> None:
         report(profile, pricer, own, ratios)
     for suffix, ratios_of_all in every.items():
         spreads["any" + suffix] = evidence(ratios_of_all, "all stacks")
-    write(cases, used, profiles, spreads, without)
+    write(used, profiles, spreads, without)
 
 
 def read_cases() -> tuple[list[Case], dict[str, int]]:
@@ -133,7 +132,6 @@ def error_line(ratio: np.ndarray) -> str:
 
 
 def write(
-    cases: Sequence[Case],
     used: dict[str, int],
     profiles: list[StackProfile],
     spreads: dict[str, Evidence],
@@ -144,7 +142,6 @@ def write(
         "profiles": msgspec.to_builtins(profiles),
         "spreads": {name: common.rounded(one) for name, one in spreads.items()},
         "without_source": msgspec.to_builtins(without),
-        "null_efficiency": round(fit_null([case for case in cases if case.complete]), 4),
     }
     common.write_json(common.CALIBRATION / "training.json", data)
     common.write_manifest(

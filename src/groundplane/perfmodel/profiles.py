@@ -108,14 +108,12 @@ class TrainingCalibration(Struct, frozen=True, forbid_unknown_fields=True):
         spreads: residuals on folds that the fit had not seen, by stack; "STACK, inferred" for runs that leave
             something open, "any" and "any, inferred" for stacks with too few runs.
         without_source: the profile of its stack fitted without a source, by source.
-        null_efficiency: of the null model.
     """
 
     source: str
     profiles: tuple[StackProfile, ...]
     spreads: dict[str, Evidence]
     without_source: dict[str, StackProfile]
-    null_efficiency: float
 
     def by_name(self) -> dict[str, StackProfile]:
         """Profiles by name."""

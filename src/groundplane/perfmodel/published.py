@@ -168,7 +168,19 @@ def _model(shared: Row, opened: list[str]) -> LlmSpec:
     heads = heads or _usual_heads(hidden)
     kv_heads = _whole(shared, "kv_heads") or heads
     gated = _gated(shared["model"], layers, hidden, ffn, heads, kv_heads, vocab, params)
-    return _plain_model(shared["model"], layers, hidden, ffn, heads, kv_heads, vocab, gated)
+    model = _plain_model(shared["model"], layers, hidden, ffn, heads, kv_heads, vocab, gated)
+    return _with_parallel_blocks(model) if _PARALLEL_BLOCKS.search(shared["notes"]) else model
+
+
+_PARALLEL_BLOCKS: Final = re.compile(r"parallel transformer block|cumulative: \+")
+"""Remarks of MegaScale's runs: attention and feed-forward from one input, kept in all later steps of its
+ablation."""
+
+
+@functools.cache
+def _with_parallel_blocks(model: LlmSpec) -> LlmSpec:
+    layers = tuple(msgspec.structs.replace(layer, parallel=True) for layer in model.layers)
+    return msgspec.structs.replace(model, layers=layers)
 
 
 @functools.cache
@@ -245,6 +257,9 @@ def _cut(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+_LEAST_NAME: Final = 10
+
+
 @functools.cache
 def _known_names() -> dict[str, str]:
     return {re.sub(r"[^a-z0-9]", "", name): name for name in model_names()}
@@ -260,7 +275,9 @@ def _named_model(name: str) -> LlmSpec | None:
     for candidate in (key, key.replace("meta", ""), re.sub(r"(llama3)(?=70b|8b)", "llama31", key)):
         if candidate in known:
             return resolve_llm(known[candidate])
-    return None
+    # "Llama4-Maverick-17B-128E" says more than the name; a short beginning would say too little.
+    longest = max((name for name in known if key.startswith(name)), key=len, default="")
+    return resolve_llm(known[longest]) if len(longest) >= _LEAST_NAME else None
 
 
 # Cluster

@@ -13,7 +13,7 @@ import numpy as np
 
 from groundplane.perfmodel.case_prices import CasePricer
 from groundplane.perfmodel.evidence import FloatArray
-from groundplane.perfmodel.null_model import null_step_s
+from groundplane.perfmodel.null_model import fit_null, null_step_s
 from groundplane.perfmodel.profiles import FITTED, TrainingCalibration, training_calibration
 from groundplane.perfmodel.published import COLUMNS, Case, Run, case_of, runs_of
 from groundplane.perfmodel.validation.report import Errors, Excluded, Outcome, Report, errors_of, report_of
@@ -24,7 +24,8 @@ class TrainingReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The comparison, and what stands beside it.
 
     `left_out` holds, for each source, its errors under the profile that was fitted without it. `null_pooled`
-    and `null_inferred` are the errors of the null model. `parameters` counts each stack's fitted numbers.
+    and `null_inferred` are the errors of the null model, whose one number is fitted to these very rows.
+    `parameters` counts each stack's fitted numbers.
     """
 
     report: Report
@@ -50,7 +51,7 @@ def validate_training(data: str | Path | None = None) -> TrainingReport:
     outcomes = [
         _outcome(case, seconds, calibration) for case, seconds in zip(cases, predicted.tolist(), strict=True)
     ]
-    null = null_step_s(cases, calibration.null_efficiency)
+    null = null_step_s(cases, fit_null(cases))
     null_outcomes = [_plain(case, seconds) for case, seconds in zip(cases, null.tolist(), strict=True)]
     return TrainingReport(
         report_of(outcomes, excluded),
