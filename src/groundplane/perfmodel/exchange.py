@@ -47,24 +47,25 @@ class Exchange:
         summed = self._over("all_reduce", dense_rank * gradient / group, copies, stride)
         self._reduced_s = scattered + np.where(copies > 1, summed, 0.0)
 
-    def exposed_s(self, profile: StackProfile, compute_s: FloatArray) -> FloatArray:
-        """Seconds that show, beside `compute_s` of computing in the step."""
+    def exposed_s(self, profile: StackProfile, free_s: FloatArray) -> FloatArray:
+        """Seconds that show, beside `free_s` of computing in the step that may cover them."""
         layouts = self._layouts
         reduced = self._reduced_s / profile.link_share
         gathered = self._gathered_s / profile.link_share
         spread = self._spread_s / profile.link_share
         # Gradients are complete in the last micro-batch only, so its backward pass is what can cover them.
-        last = compute_s * (2.0 / 3.0) / layouts.num_micro
-        plain = _shown(reduced, last, profile.overlaps_backward, profile.exposed_share) + np.where(
+        last = free_s * (2.0 / 3.0) / layouts.num_micro
+        plain = np.where(
             layouts.zero >= 1,
-            _shown(gathered, last / 2.0, profile.gathers_ahead, profile.exposed_share),
-            _shown(spread, last, profile.overlaps_backward, profile.exposed_share),
+            _shown(reduced, last, profile.overlaps_backward, profile.exposed_share)
+            + _shown(gathered, last / 2.0, profile.gathers_ahead, profile.exposed_share),
+            _shown(reduced + spread, last, profile.overlaps_backward, profile.exposed_share),
         )
         # FSDP gathers for every micro-batch, forward and backward, and reduces in each backward pass.
-        rounds = layouts.num_micro * (1.0 + (layouts.zero >= 3))
-        fsdp = _shown(rounds * gathered, compute_s, profile.gathers_ahead, profile.exposed_share) + _shown(
-            layouts.num_micro * reduced, compute_s / 3.0, profile.overlaps_backward, profile.exposed_share
-        )
+        gathers = layouts.num_micro * (1.0 + (layouts.zero >= 3)) * gathered
+        reduces = layouts.num_micro * reduced
+        hidden = gathers * profile.gathers_ahead + reduces * profile.overlaps_backward
+        fsdp = gathers + reduces - hidden + _shown(hidden, free_s, True, profile.exposed_share)
         return np.asarray(np.where(layouts.zero >= 2, fsdp, plain))
 
     def _stage_parameters(self, job: TrainingJob) -> tuple[FloatArray, FloatArray]:

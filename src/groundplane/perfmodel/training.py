@@ -101,8 +101,7 @@ class StepModel:
         stages = {name: np.zeros(len(layouts)) for name in STAGES}
         for here, kinds in self._stages:
             self._pipeline(here, kinds, layers, edges, profile, stages)
-        compute_s = stages["matmul"] + stages["attention"] + stages["memory_bound"]
-        stages["data_communication"] = self._exchange.exposed_s(profile, compute_s)
+        stages["data_communication"] = self._exchange.exposed_s(profile, self._free_s(profile, stages))
         words = self._exchange.optimizer_words
         rate = self._memory_bytes_per_s * profile.small_share
         stages["optimizer"] = words * 4.0 * profile.optimizer_passes / rate
@@ -131,6 +130,15 @@ class StepModel:
         layers = [spent(part, profile, hides, backward=bool(i % 2)) for i, part in enumerate(self._layers)]
         edges = [spent(part, profile, hides, backward=bool(i % 2)) for i, part in enumerate(self._edges)]
         return layers, edges
+
+    def _free_s(self, profile: StackProfile, stages: dict[str, FloatArray]) -> FloatArray:
+        """Seconds of computing in a step beside which nothing else travels yet (see `spent`)."""
+        layouts = self.layouts
+        free = stages["matmul"] + stages["attention"] + stages["memory_bound"]
+        tied = (layouts.tp > 1) & profile.ties_tensor_backward
+        free = free - np.where(tied, 0.5 * stages["matmul"], 0.0)
+        free = free - np.where(layouts.cp > 1, stages["attention"], 0.0)
+        return np.where(self._hides_experts[self._own], 0.0, np.maximum(free, 0.0))
 
     def _deal(self, facts: StackProfile, layers: list[LayerSpec]) -> list[tuple[np.ndarray, list[StageKind]]]:
         """For each pipeline length, where its layouts are and what its stages hold."""
@@ -185,8 +193,8 @@ class StepModel:
     def _one_hop_s(self) -> FloatArray:
         """Activations of one micro-batch from one stage to the next.
 
-        Each tensor rank sends its part only; without sequence parallelism the parts are gathered behind the hop
-        (Narayanan et al. 2021, section 4.1).
+        Each tensor rank sends its part only; without sequence parallelism the parts are gathered behind the
+        hop (Narayanan et al. 2021, section 4.1).
         """
         layouts = self.layouts
         size = layouts.micro_batch * self.job.seq / layouts.cp * self.job.model.hidden
@@ -241,7 +249,10 @@ def spent(
     attention = part.attention / profile.sustained
     memory_bound = (part.memory_bound + profile.hidden_passes * part.hidden) / profile.small_share
     tensor, beside = part.tensor / profile.link_share, part.beside / profile.link_share
+    # Every second of computing covers at most one kind of communication: else faster chips could be slower.
+    window = matmul + memory_bound + np.where(part.context > 0, 0.0, attention)
     if backward and profile.ties_tensor_backward:
+        window = window - np.where(part.tensor > 0, 0.75 * matmul, 0.0)
         tensor = shown(tensor, matmul * 0.5, profile) + shown(beside, matmul * 0.25, profile)
     else:
         tensor = tensor + beside
@@ -249,8 +260,7 @@ def spent(
     context = shown(part.context / profile.link_share, attention, profile)
     expert = part.expert / profile.link_share
     if np.any(hides_experts):
-        hidden = shown(expert, matmul + attention + memory_bound, profile)
-        expert = np.where(hides_experts, hidden, expert)
+        expert = np.where(hides_experts, shown(expert, window, profile), expert)
     host = part.operators * profile.host_s_per_operator
     return np.array([matmul, attention, memory_bound, tensor, context, expert, host])
 
