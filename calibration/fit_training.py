@@ -111,8 +111,15 @@ def evidence(ratios: Sequence[float], what: str) -> Evidence:
     return Evidence(grade, float(low), float(middle), float(high), len(ratios), f"unseen folds of {what}")
 
 
+LINES: list[str] = []
+"""What `report` has said, for the residuals file."""
+
+
 def report(profile: StackProfile, pricer: CasePricer, cases: Sequence[Case], ratios: np.ndarray) -> None:
     numbers = {name: getattr(profile, name) for name in FITTED}
+    LINES.append(f"\n## {profile.name}\n\n{', '.join(f'`{k}` {v:g}' for k, v in numbers.items())}\n")
+    LINES.append("| source | n | fitted: median | mean | p90 | bias | unseen: median | mean | p90 | bias |")
+    LINES.append("|---|---|---|---|---|---|---|---|---|---|")
     sys.stdout.write(f"\n{profile.name}: {numbers}\n")
     predicted = pricer.step_s({profile.name: profile})
     for source in dict.fromkeys(case.source for case in cases):
@@ -120,6 +127,8 @@ def report(profile: StackProfile, pricer: CasePricer, cases: Sequence[Case], rat
         measured = np.array([case.measured_s for case in cases])[mine]
         seen = error_line(measured / predicted[mine])
         unseen = error_line(ratios[mine])
+        cells = " | ".join(f"{seen} {unseen}".split())
+        LINES.append(f"| {source} | {mine.sum()} | {cells} |")
         sys.stdout.write(f"  {source[:60]:60} n {mine.sum():4} fitted {seen} unseen {unseen}\n")
     sys.stdout.flush()
 
@@ -144,6 +153,9 @@ def write(
         "without_source": msgspec.to_builtins(without),
     }
     common.write_json(common.CALIBRATION / "training.json", data)
+    residuals = common.REPOSITORY / "calibration" / "residuals_training.md"
+    head = "# Errors of training steps, in per cent, as `fit_training.py` printed them\n"
+    residuals.write_text(head + "\n".join(LINES) + "\n", encoding="utf-8")
     common.write_manifest(
         "training", "calibration/fit_training.py", used, ["src/groundplane/catalog/calibration/training.json"]
     )

@@ -44,7 +44,7 @@ HUBER: Final = 0.07
 ENOUGH: Final = 6
 """Complete runs from which on a fit looks at no others."""
 
-STEPS: Final = 25
+STEPS: Final = 20
 """Steps of a fit; the last ones change little."""
 
 FOLDS: Final = 5
