@@ -41,6 +41,9 @@ def train_model(
 
     if global_batch is None:
         raise InputError("is required: sequences a step", field="--global-batch")
+    for path in (html, trace):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise InputError("cannot be written: no such folder", file=str(path))
     chosen = tuple(part.strip() for part in schedules.split(",") if part.strip())
     total = None if tokens is None else number_of_tokens(tokens)
     bar = progress_line()
@@ -53,10 +56,10 @@ def train_model(
     wrote = []
     if html is not None or trace is not None:
         from groundplane.design.timeline import step_timeline, write_trace
-        from groundplane.perfmodel.strategy import Layouts, parse_layout
+        from groundplane.design.training_answer import layout_of
 
         question = ask(model, cluster_name, global_batch=global_batch, schedules=chosen, **asked)
-        timeline = step_timeline(question, Layouts.of(**parse_layout(plan.layout)))
+        timeline = step_timeline(question, layout_of(plan))
         if trace is not None:
             write_trace(timeline, trace, f"{plan.model} on {plan.num_chips} x {plan.chip}")
             wrote.append(f"Wrote {trace}: open it in https://ui.perfetto.dev.")

@@ -125,7 +125,7 @@ def _check_experts(space: LayoutSpace, size: dict[str, int]) -> None:
 
 
 def _check_rest(space: LayoutSpace, size: dict[str, int]) -> None:
-    if "recompute_share" in space.fixed and size.get("recompute") not in (None, RECOMPUTE.index("block")):
+    if space.fixed.get("recompute_share") and size.get("recompute") not in (None, RECOMPUTE.index("block")):
         raise InputError(
             "is only for recompute=block",
             field="layout.recompute_share",

@@ -51,6 +51,8 @@ class LayoutSpace:
         for name, value in (("chips", self.num_chips), ("global batch", self.global_batch)):
             if value < 1:
                 raise InputError("must be a positive integer", field=name, value=value)
+        if not self.schedules:
+            raise InputError("must name one schedule at least", field="schedules")
         for name in self.schedules:
             if name not in SCHEDULES:
                 raise unknown_name("schedule", name, SCHEDULES, field="schedules")

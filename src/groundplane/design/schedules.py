@@ -155,8 +155,8 @@ def _run(orders: list[list[_Task]], last: int, *, splits: bool) -> list[Slice]:
 
 
 def _both_ways(seconds: Sequence[StageSeconds], num_micro: int, hop_s: float) -> list[Slice]:
-    """DualPipe: half of the micro-batches enter at rank 0 and half at the last rank; every rank runs whatever of
-    both directions is ready: backward before forward passes, weight gradients where nothing else is."""
+    """DualPipe: half of the micro-batches enter at rank 0 and half at the last rank; every rank runs whatever
+    of both directions is ready: backward before forward passes, weight gradients where nothing else is."""
     ranks = len(seconds)
     sides = (num_micro + 1) // 2, num_micro // 2
     done: dict[tuple[PassKind, int, int], float] = {}

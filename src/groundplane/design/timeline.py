@@ -2,8 +2,8 @@
 
 Built from the prices of the step model, so that its totals are those of the estimate: the work of the slowest
 stage, exchange, optimizer and overhead are equal; the bubble is what the schedule leaves idle when played
-out, where the estimate has a formula (equal to it but for DualPipe, whose ranks average a stage and its mirror,
-which the formula does not). Also written as a trace for Perfetto or chrome://tracing.
+out, where the estimate has a formula (equal to it but for DualPipe, whose ranks average a stage and its
+mirror, which the formula does not). Also written as a trace for Perfetto or chrome://tracing.
 """
 
 from __future__ import annotations

@@ -96,9 +96,28 @@ class TrainingPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.estimate.fits
 
 
-def words(layout: Layouts) -> str:
-    """A single layout as `--layout` takes it."""
-    return layout.describe(0).replace(" ", ",")
+def words(layout: Layouts, *, mixture: bool) -> str:
+    """A single layout as `--layout` takes it, with nothing left open.
+
+    Args:
+        layout: one layout.
+        mixture: the model has experts, so that their ranks are part of the layout.
+    """
+    size = {name: int(value[0]) for name, value in vars(layout).items() if name != "recompute_share"}
+    names = ["tp", "cp", "pp", "vpp", *(("ep", "etp") if mixture else ()), "dp"]
+    found = [f"{name}={size[name]}" for name in names]
+    found += [f"micro={size['micro_batch']}", f"zero={size['zero']}"]
+    if size["zero"] >= 3:
+        found.append(f"shard={size['shard']}")
+    if size["tp"] > 1:
+        found.append(f"sp={size['sequence_parallel']}")
+    recompute = RECOMPUTE[size["recompute"]]
+    found.append(f"recompute={recompute}")
+    if recompute == "block":
+        found.append(f"recompute_share={float(layout.recompute_share[0]):g}")
+    if size["pp"] > 1 and size["vpp"] == 1:
+        found.append(f"schedule={SCHEDULES[size['schedule']]}")
+    return ",".join(found)
 
 
 def parts(layout: Layouts) -> dict[str, int | float | str | bool]:
@@ -111,3 +130,13 @@ def parts(layout: Layouts) -> dict[str, int | float | str | bool]:
     found["sequence_parallel"] = bool(layout.sequence_parallel[0])
     found["recompute_share"] = float(layout.recompute_share[0])
     return found
+
+
+def layout_of(plan: TrainingPlan) -> Layouts:
+    """The layout of a plan, alone."""
+    fields = dict(plan.layout_parts)
+    codes = {
+        "recompute": RECOMPUTE.index(str(fields["recompute"])),
+        "schedule": SCHEDULES.index(str(fields["schedule"])),
+    }
+    return Layouts.of(**{name: float(codes.get(name, value)) for name, value in fields.items()})

@@ -141,7 +141,7 @@ def plan_training(
         precision=precision,
         parameters=question.job.model.parameters().total,
         active_parameters=question.job.model.parameters().active,
-        layout=words(best),
+        layout=words(best, mixture=question.job.model.is_moe),
         layout_parts=parts(best),
         estimate=estimate,
         memory=_memory(question, best),
@@ -179,7 +179,12 @@ def ask(
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS, field="precision")
     stack_profile(stack)
-    where.chip.peak(precision.split("_", maxsplit=1)[0])
+    formats = where.chip.peak_flops_per_s
+    narrow = precision.split("_", maxsplit=1)[0]
+    # 16-bit formats stand in for each other; a scaled format that a chip lacks would only be slower.
+    if narrow in ("fp8", "fp4") and narrow not in formats:
+        rule = f"is no format of {where.chip.name}, which has {', '.join(formats)}"
+        raise InputError(rule, field="precision", value=precision)
     given = parse_layout(layout) if isinstance(layout, str) else dict(layout)
     other = "fp16" if precision == "fp16" else "bf16"
     question = Question(
@@ -299,7 +304,7 @@ def _options(question: Question, found: Found) -> tuple[Option, ...]:
         step_s = float(found.step_s[index])
         options.append(
             Option(
-                layout=words(found.layouts.take(np.array([index]))),
+                layout=words(found.layouts.take(np.array([index])), mixture=question.job.model.is_moe),
                 step_s=step_s,
                 step_low_s=float(found.times.low_s[index]),
                 step_high_s=float(found.times.high_s[index]),
@@ -319,10 +324,10 @@ def _relief(question: Question, best: Layouts) -> tuple[Relief, ...]:
         study.job, study.cluster_of, study.profile, study.memory, same, study.schedules, study.residuals
     )
     found = what_ifs(kept, question.cluster.num_chips, question.global_batch, best)
-    return tuple(_relief_of(item) for item in found[:MAX_RELIEF])
+    return tuple(_relief_of(item, mixture=study.job.model.is_moe) for item in found[:MAX_RELIEF])
 
 
-def _relief_of(item: WhatIf) -> Relief:
+def _relief_of(item: WhatIf, *, mixture: bool) -> Relief:
     if item.layout is None:
         return Relief(item.name, None, None, None, None)
-    return Relief(item.name, item.same_layout_s, item.best_s, item.gain, words(item.layout))
+    return Relief(item.name, item.same_layout_s, item.best_s, item.gain, words(item.layout, mixture=mixture))

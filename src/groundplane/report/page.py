@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from groundplane.spec.errors import InputError
+
 
 @dataclass(frozen=True)
 class Text:
@@ -82,10 +84,18 @@ class Page:
         return template.render(page=self, script=_chart_script() if has_chart else "")
 
     def write(self, path: Path) -> None:
-        """Writes the page, replacing what was there only when the new one is whole."""
+        """Writes the page, replacing what was there only when the new one is whole.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
         partial = path.with_name(path.name + ".partial")
-        partial.write_text(self.html(), encoding="utf-8")
-        partial.replace(path)
+        html = self.html()
+        try:
+            partial.write_text(html, encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            raise InputError(f"cannot be written: {error.strerror}", file=str(path)) from None
 
 
 def _chart_script() -> str:
