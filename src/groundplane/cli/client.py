@@ -132,7 +132,13 @@ class Client:
 
 
 def quote(name: str) -> str:
-    """A name as one part of a path."""
+    """A name as one part of a path.
+
+    Raises:
+        InputError: empty, or it would be more than one part.
+    """
+    if not name or "/" in name:
+        raise InputError("must be a name: not empty and without '/'", value=name)
     return urllib.parse.quote(name, safe="")
 
 

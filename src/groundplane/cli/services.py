@@ -10,6 +10,7 @@ import click
 
 from groundplane.cli.client import (
     Client,
+    FiniteRange,
     fail,
     json_option,
     print_json,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +86,21 @@ def register_model(
     show_default=True,
     help="What to sum by.",
 )
-@click.option("--day", metavar="YYYY-MM-DD", help="Only requests that began on this UTC day.")
+@click.option(
+    "--day",
+    type=click.DateTime(["%Y-%m-%d"]),
+    metavar="YYYY-MM-DD",
+    help="Only requests that began on this UTC day.",
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of text.")
 @state_option
 @json_option
-def usage_command(by: str, day: str | None, as_csv: bool, state: Path, as_json: bool) -> int:
+def usage_command(by: str, day: datetime | None, as_csv: bool, state: Path, as_json: bool) -> int:
     """Requests and tokens used, and device time, from the ledgers. Partial requests were cut short."""
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json are one or the other.")
     client = Client(state)
-    sums = client.get("/api/usage", by=by, day=day)
+    sums = client.get("/api/usage", by=by, day=None if day is None else f"{day:%Y-%m-%d}")
     columns = ["num_requests", "num_partial", "tokens_in", "tokens_cached", "tokens_out"]
     if as_json:
         requests = [{by: one["group"], **{name: one[name] for name in columns}} for one in sums]
