@@ -162,6 +162,9 @@ def model_entry(name: str) -> dict[str, Any]:
 def _check_top(data: Mapping[str, Any], file: str, lines: Lines) -> None:
     """Refuses a misspelt top-level field before any name is looked up: `chipz` would hide what it defines."""
     fields = [field.encode_name for field in msgspec.structs.fields(ClusterSpec)]
+    kind = data.get("kind", "cluster")
+    if kind != "cluster":
+        raise InputError("must be cluster", file=file, line=lines.get("kind"), field="kind", value=kind)
     for key in data:
         if key not in (*fields, "kind", "catalog", *SECTIONS):
             near = nearest_name(str(key), (*fields, "catalog", *SECTIONS))

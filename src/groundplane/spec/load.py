@@ -153,6 +153,11 @@ def _prepare_struct(
     data: Mapping[str, Any], shape: shapes.StructType, path: str, bare: bool
 ) -> dict[str, Any]:
     fields = {field.encode_name: field for field in shape.fields}
+    if shape.tag_field and data.get(shape.tag_field, shape.tag) != shape.tag:
+        # Before any field: those of another kind of file are all unknown here, and none of them is the fault.
+        raise InputError(
+            f"must be {shape.tag}", field=_join(path, shape.tag_field), value=data[shape.tag_field]
+        )
     known = [*fields, *([shape.tag_field] if shape.tag_field else [])]
     for key in data:
         if key not in known and shape.forbid_unknown_fields:
