@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -79,17 +81,34 @@ class Tour:
         return tour
 
     def _make_folder(self) -> None:
-        if self.folder.exists():
-            if not (self.folder / MARKER).exists() and any(self.folder.iterdir()):
-                raise InputError("exists and was not made by a tour", field="--dir", value=str(self.folder))
-            self._platform.stop()
-            shutil.rmtree(self.folder)
         try:
+            if self.folder.exists():
+                if not (self.folder / MARKER).exists() and any(self.folder.iterdir()):
+                    raise InputError(
+                        "exists and was not made by a tour", field="--dir", value=str(self.folder)
+                    )
+                self._claim()
+                self._platform.stop()
+                shutil.rmtree(self.folder)
             self.folder.mkdir(parents=True)
             (self.folder / MARKER).touch()
+            self._claim()
         except OSError as error:
             raise InputError(
                 f"cannot be made: {error.strerror}", field="--dir", value=str(self.folder)
+            ) from None
+
+    def _claim(self) -> None:
+        """Locks the folder until this process ends: a second tour must not sweep away a running one."""
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise InputError(
+                "another tour is running in it; give this one a folder of its own",
+                field="--dir",
+                value=str(self.folder),
             ) from None
 
     def _probe(self) -> ClusterSpec:
@@ -250,7 +269,8 @@ def show_closing(tour: TourResult, stage: Stage) -> None:
     stage.console.print(
         f"\nTokens: ledger {books.tokens_in} in, {books.tokens_out} out; "
         f"clients {books.client_tokens_in} in, {books.client_tokens_out} out. "
-        f"Journal: {books.events_replayed} events replay to the same {books.actions_replayed} actions."
+        f"Journal: {books.events_replayed} events replay to the same {books.actions_replayed} actions.",
+        soft_wrap=True,
     )
 
 
