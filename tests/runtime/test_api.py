@@ -107,6 +107,8 @@ def test_a_job_from_submission_to_its_end(database: Database, tmp_path: Path) ->
         assert [each["outcome"] for each in explained["attempts"]] == ["succeeded"]
         assert [each["job_id"] for each in (await call("GET", "/api/jobs?only=succeeded")).json()] == [job_id]
         assert (await call("GET", "/api/jobs?only=failed")).json() == []
+        answer = await call("GET", "/api/jobs?only=runing")
+        assert (answer.status_code, answer.json()["error"]["nearest"]) == (400, "running")
         ledger = (await call("GET", "/api/ledger")).json()
         accounts = [name for name in ledger if name.endswith("_ns") and name not in {"now_ns", "total_ns"}]
         assert sum(ledger[name] for name in accounts) == ledger["total_ns"] > 0
@@ -266,6 +268,8 @@ def test_keys_are_made_shown_once_and_end(database: Database, tmp_path: Path) ->
         ended = (await call("DELETE", f"/api/keys/{made['key']['key_id']}")).json()
         assert ended["revoked_ns"] is not None
         assert (await call("GET", "/api/jobs", role=made["secret"])).status_code == 401
+        answer = await call("POST", "/api/keys", {"name": "x", "expires_s": 1e15})
+        assert (answer.status_code, answer.json()["error"]["field"]) == (400, "expires_s")
         answer = await call("POST", "/api/keys", {"name": "x", "role": "amdin"})
         assert (answer.status_code, answer.json()["error"]["nearest"]) == (400, "admin")
 

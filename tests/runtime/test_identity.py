@@ -66,6 +66,8 @@ def test_bad_keys_are_refused(database: Database) -> None:
         assert caught.value.nearest == "admin"
         with pytest.raises(InputError, match="must be in the future"):
             identity.create_key(connection, name="x", now_ns=NOW_NS, expires_ns=NOW_NS)
+        with pytest.raises(InputError, match="before the year 2262"):
+            identity.create_key(connection, name="x", now_ns=NOW_NS, expires_ns=2**63)
         with pytest.raises(InputError, match="unknown key"):
             identity.revoke_key(connection, "key-1", NOW_NS)
 

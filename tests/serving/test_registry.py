@@ -90,6 +90,8 @@ def test_bad_input(state: Path, database: Database, tmp_path: Path) -> None:
         registry.model_path(state, database, "tiny-modle")
     with pytest.raises(InputError, match="did you mean 'tiny-model:1'"):
         registry.find(database, "tiny-model:2")
+    with pytest.raises(InputError, match="has no version yet"):
+        registry.find(database, next(iter(registry.PACKAGED)))
     with pytest.raises(InputError, match="unknown packaged model"):
         registry.register_packaged(state, database, "nothing", 1)
     (state / registry.find(database, "tiny-model").path / "model.gguf").unlink()

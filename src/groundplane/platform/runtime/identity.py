@@ -58,6 +58,10 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+LAST_EXPIRY_NS: Final = 2**63 - 1
+"""What a database's whole numbers hold: a moment in April 2262."""
+
+
 def create_key(
     connection: Connection,
     *,
@@ -76,7 +80,9 @@ def create_key(
     if known is None:
         raise unknown_name("role", role, ROLES, field="role")
     if expires_ns is not None and expires_ns <= now_ns:
-        raise InputError("must be in the future", field="expires", value=expires_ns)
+        raise InputError("must be in the future", field="expires")
+    if expires_ns is not None and expires_ns > LAST_EXPIRY_NS:
+        raise InputError("must be before the year 2262; without it, a key never ends", field="expires")
     if (connection.scalar(sa.select(sa.func.count()).select_from(api_keys)) or 0) >= MAX_KEYS:
         raise InputError(f"there are {MAX_KEYS} keys already")
     text = KEY_START + secrets.token_urlsafe(32)

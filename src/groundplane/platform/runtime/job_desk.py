@@ -23,7 +23,7 @@ from groundplane.platform.engines.contract import Engine
 from groundplane.platform.runtime import launch, progress, tables
 from groundplane.platform.runtime.database import Database
 from groundplane.platform.runtime.driver import Driver
-from groundplane.spec.errors import InputError, nearest_name
+from groundplane.spec.errors import InputError, nearest_name, unknown_name
 from groundplane.spec.job import JobSpec
 
 ID_ALPHABET: Final = "abcdefghjkmnpqrstuvwxyz23456789"
@@ -170,7 +170,14 @@ class JobDesk:
         return await self.view(job.job_id)
 
     async def list_jobs(self, *, only: str | None = None, limit: int = LIST_LIMIT) -> list[JobView]:
-        """Jobs, newest first."""
+        """Jobs, newest first.
+
+        Raises:
+            InputError: `only` is no state of a job.
+        """
+        states = {JOB.initial, *JOB.transitions.values()}
+        if only is not None and only not in states:
+            raise unknown_name("state", only, states, field="only")
         jobs = self._driver.core.state.jobs
         wanted = [job for job in reversed(jobs.values()) if only is None or job.state == only][:limit]
         projects = await asyncio.to_thread(self._projects, [job.job_id for job in wanted])

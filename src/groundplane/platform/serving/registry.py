@@ -128,6 +128,10 @@ def find(database: Database, reference: str) -> ModelVersion:
     """
     name, _, number = reference.partition(":")
     versions = [version for version in list_versions(database) if version.name == name]
+    if not versions and name in PACKAGED:
+        raise InputError(
+            "has no version yet: it is registered when it is first deployed", field="model", value=name
+        )
     if not versions:
         names = {version.name for version in list_versions(database)} | set(PACKAGED)
         raise unknown_name("model", name, names, field="model")
