@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,8 @@ ADAM_BETAS: Final = (0.9, 0.95)
 ADAM_EPSILON: Final = 1e-8
 FINAL_RATE_SHARE: Final = 0.1
 """The cosine ends at this share of the learning rate."""
+TELL_PERIOD_S: Final = 10.0
+"""A line in the log at most so often."""
 
 
 class Progress:
@@ -73,6 +76,7 @@ class Trainer:
         self.step = 0
         self.loss = math.nan
         self._saved_step = 0
+        self._told_ns, self._told_tokens = now_ns(), 0
 
     @property
     def tokens(self) -> int:
@@ -101,6 +105,7 @@ class Trainer:
         Raises:
             TrainingFailure: the loss or the gradient is no number, or a save failed.
         """
+        self._told_ns, self._told_tokens = now_ns(), self.tokens
         while self.step < self._spec.steps:
             stopped = self._one_step()
             if stopped:
@@ -133,7 +138,20 @@ class Trainer:
                 "time_ns": now_ns() - began_ns,
             }
             self._progress.write(record | {"stages": stages})
+            self._tell()
         return bool(totals[1] > 0)
+
+    def _tell(self) -> None:
+        """Now and then a line in the rank's log: who follows it sees that the run goes on, and how fast."""
+        since_ns = now_ns() - self._told_ns
+        if since_ns < TELL_PERIOD_S * 1e9:
+            return
+        rate = (self.tokens - self._told_tokens) / (since_ns / 1e9)
+        sys.stderr.write(
+            f"trainer: step {self.step} of {self._spec.steps}, loss {self.loss:.4f}, {rate:,.0f} tokens/s\n"
+        )
+        sys.stderr.flush()
+        self._told_ns, self._told_tokens = now_ns(), self.tokens
 
     def _gradients(self, stages: dict[str, int]) -> float:
         """Accumulates the gradient of this rank's part of the global batch; returns its mean loss."""
