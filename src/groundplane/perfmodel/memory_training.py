@@ -197,18 +197,13 @@ class _StagePricer:
         activations = kept * flying * self.twice + self._edge_activations(stage, flying)
         passing = self._passing(stage) + self._buckets(dense + experts)
         stepping = self._buckets(dense + experts) + self._step_gather(dense, experts)
-        slack = profile.activation_slack - 1.0
-        backward = activations * (1.0 + slack) + passing
+        backward = activations * profile.activation_slack + passing
         is_step = stepping > backward
-        states_bytes = np.sum(list(states.values()), axis=0)
-        parts = dict(states)
-        parts["activations"] = np.where(is_step, 0.0, activations)
+        # What a stack holds above or below the count of its tensors is shown where it is held.
+        parts = {name: profile.state_slack * part for name, part in states.items()}
+        parts["activations"] = np.where(is_step, 0.0, profile.activation_slack * activations)
         parts["buffers"] = np.where(is_step, stepping, passing)
-        parts["runtime"] = (
-            profile.base_bytes
-            + (profile.state_slack - 1.0) * states_bytes
-            + np.where(is_step, 0.0, slack * activations)
-        )
+        parts["runtime"] = np.full(len(self.layouts), profile.base_bytes)
         return parts, np.where(is_step, 0.0, self._waiting(stage, flying))
 
     def _states(self, dense: FloatArray, experts: FloatArray) -> dict[str, FloatArray]:
