@@ -11,14 +11,18 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from runtime_helpers import COMMAND, Cli, free_port, until
 
+from groundplane.platform.engines.local.folder import WorkFolder
 from groundplane.platform.runtime import store, upfile
 from groundplane.platform.runtime.database import Database, default_url
 
@@ -352,3 +356,70 @@ def test_an_up_that_is_interrupted_leaves_nothing(cli: Cli, number: signal.Signa
         assert "Traceback" not in (cli.folder / "out").read_text()
         until(lambda: cli.processes() == [], what="the end of all processes")
         shutil.rmtree(cli.state)
+
+
+def test_several_ups_at_once_are_one(cli: Cli) -> None:
+    command = [*COMMAND, "up", "--json", "--state", str(cli.state)]
+    ports = [(str(free_port()), str(free_port())) for _ in range(3)]
+    started = []
+    with ExitStack() as stack:
+        ups = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, "--port", port, "--gateway-port", gateway],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=cli.env,
+                )
+            )
+            for port, gateway in ports
+        ]
+        for up in ups:
+            out, _ = up.communicate(timeout=100)
+            assert up.returncode == 0
+            started.append(json.loads(out)["started"])
+    assert sorted(started) == [False, False, True]
+    assert cli.json("jobs") == []
+
+
+def test_the_platform_of_a_deleted_folder_ends(cli: Cli) -> None:
+    cli.up()
+    cli("submit", cli.job_file("long", "sleep 1000"))
+    until(lambda: cli.json("jobs", "long")["state"] == "running", what="the job's start")
+    until(lambda: shutil.rmtree(cli.state, ignore_errors=True) or not cli.state.exists(), what="deletion")
+    until(lambda: cli.processes() == [], what="the end of all processes")
+
+
+@pytest.mark.parametrize("lost", ["up.json", "supervisor", "all"])
+def test_down_finds_what_up_json_does_not_name(cli: Cli, lost: str) -> None:
+    cli.up()
+    up = cli.up_file()
+    if lost in {"supervisor", "all"}:
+        os.kill(up.supervisor.pid, signal.SIGKILL)
+    if lost in {"up.json", "all"}:
+        upfile.remove(cli.state)
+    else:
+        # As it stands when the supervisor is killed before it has written who its new children are.
+        upfile.write(cli.state, replace(up, control=None, gateway=None))
+    assert cli("down").stdout == "Groundplane is down.\n"
+    assert cli.processes() == []
+
+
+def test_a_child_whose_supervisor_is_gone_does_not_begin(cli: Cli) -> None:
+    cli.up()
+    cli("down")
+    for module in ("runtime.control", "serving.gateway"):
+        command = [sys.executable, "-m", f"groundplane.platform.{module}", "--state", str(cli.state)]
+        ends = ["--supervisor", "1", "--fd" if module == "runtime.control" else "--port", "0"]
+        assert subprocess.run([*command, *ends], check=False, timeout=60, capture_output=True).returncode == 0
+
+
+def test_a_cancelled_work_ends_although_its_keeper_was_stopped(cli: Cli) -> None:
+    cli.up()
+    job_id = one_line(cli("submit", cli.job_file("long", "sleep 1000")).stdout)
+    until(lambda: cli.json("jobs", "long")["state"] == "running", what="the job's start")
+    keeper = WorkFolder(cli.state / "works" / f"{job_id}.a1").keeper()
+    assert keeper is not None
+    os.kill(keeper.pid, signal.SIGSTOP)
+    assert cli("cancel", job_id, "--wait").returncode == 0
+    assert cli.json("jobs", job_id)["state"] == "cancelled"

@@ -73,7 +73,7 @@ def bring_up(options: UpOptions) -> tuple[UpFile, bool]:
             return former, False
         log_path = options.state / "logs" / "supervisor.log"
         with log_path.open("ab") as log:
-            _supervisor, up = _start(options, former, log.fileno())
+            _supervisor, up = _start(options, log.fileno())
     return up, True
 
 
@@ -88,7 +88,7 @@ def run_foreground(options: UpOptions, on_ready: Callable[[UpFile], None]) -> in
         former = upfile.read(options.state)
         if former is not None and former.supervisor.is_alive:
             raise InputError("is up already", field="state", value=str(options.state))
-        supervisor, up = _start(options, former, sys.stderr.fileno())
+        supervisor, up = _start(options, sys.stderr.fileno())
     try:
         on_ready(up)
         return supervisor.wait()
@@ -119,10 +119,9 @@ def _only_up(state: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _start(options: UpOptions, former: UpFile | None, log: int) -> tuple[subprocess.Popen[bytes], UpFile]:
+def _start(options: UpOptions, log: int) -> tuple[subprocess.Popen[bytes], UpFile]:
     """A supervisor in a session of its own, once all answer; when it fails, nothing is left of it."""
-    if former is not None:
-        end_processes(former)
+    end_processes(options.state)
     upfile.remove(options.state)
     listener = bind_ports(options)
     has_new_url = bool(options.database) and keep_url(options.state, options.database)
@@ -142,10 +141,8 @@ def _start(options: UpOptions, former: UpFile | None, log: int) -> tuple[subproc
             # Works of an earlier life go on: not to come up is no reason to end them.
             supervisor.terminate()
             supervisor.wait()
-            up = upfile.read(options.state)
-            if up is not None and up.supervisor.pid == supervisor.pid:
-                end_processes(up)
-                upfile.remove(options.state)
+            end_processes(options.state)
+            upfile.remove(options.state)
             raise
     except BaseException:
         if has_new_url:
@@ -155,23 +152,24 @@ def _start(options: UpOptions, former: UpFile | None, log: int) -> tuple[subproc
 
 def take_down(state: Path, grace_s: float = 5.0) -> DownResult:
     """Ends the platform of a state folder and every work it started, with proof."""
-    up = upfile.read(state)
-    was_up = up is not None and bool(up.alive)
-    if up is not None:
-        end_processes(up)
+    was_up = bool(upfile.living(state))
+    end_processes(state)
     works = sweep(state, grace_s)
     upfile.remove(state)
     return DownResult(was_up=was_up, works=works)
 
 
-def end_processes(up: UpFile) -> None:
-    """Ends supervisor, control plane and gateway, whichever of them live."""
-    up.supervisor.signal(signal.SIGTERM)
-    up.supervisor.wait_gone(SUPERVISOR_STOP_S)
-    for each in up.alive:
-        each.signal(signal.SIGTERM if each is not up.supervisor else signal.SIGKILL)
+def end_processes(state: Path) -> None:
+    """Ends supervisor, control plane and gateway of a state folder, whichever of them live."""
+    found = upfile.living(state)
+    if found:
+        # The supervisor ends the other two.
+        found[0].signal(signal.SIGTERM)
+        found[0].wait_gone(SUPERVISOR_STOP_S)
+    for each in upfile.living(state):
+        each.signal(signal.SIGTERM if each != found[0] else signal.SIGKILL)
     deadline_s = time.monotonic() + SUPERVISOR_STOP_S / 2
-    for each in up.alive:
+    for each in upfile.living(state):
         if not each.wait_gone(max(0.0, deadline_s - time.monotonic())):
             each.signal(signal.SIGKILL)
             each.wait_gone(SUPERVISOR_STOP_S)

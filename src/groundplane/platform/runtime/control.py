@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
 import logging
 import os
 import socket
@@ -24,6 +23,7 @@ from litestar import Router
 
 from groundplane.platform.engines.local.engine import LocalEngine
 from groundplane.platform.engines.local.launching import available_cpus
+from groundplane.platform.runtime import upfile
 from groundplane.platform.runtime.api import Platform, create_app
 from groundplane.platform.runtime.connections import BoundedHttpProtocol
 from groundplane.platform.runtime.database import Database, default_url
@@ -50,11 +50,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--gateway", default="", help="host:port of the gateway, asked for requests in flight"
     )
+    parser.add_argument("--supervisor", default=0, type=int, help="pid of the supervisor that starts it")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     state = options.state.absolute()
     try:
         lock = lock_state(state)
+        if upfile.is_orphan(options.supervisor):
+            return 0
         with asyncio.Runner(loop_factory=_loop) as runner:
             runner.run(serve(options, state))
         os.close(lock)
@@ -159,14 +162,9 @@ def lock_state(state: Path) -> int:
     Raises:
         InputError: another one runs.
     """
-    descriptor = os.open(state / "control.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise InputError(
-            "another control plane runs in this folder", field="state", value=str(state)
-        ) from None
+    descriptor = upfile.take_lock(state / upfile.CONTROL_LOCK)
+    if descriptor is None:
+        raise InputError("another control plane runs in this folder", field="state", value=str(state))
     return descriptor
 
 

@@ -8,7 +8,6 @@ SIGTERM ends the children, then the supervisor. Works are no children of anythin
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import signal
 import subprocess
@@ -25,7 +24,6 @@ from groundplane.platform.engines.local import processes
 from groundplane.platform.runtime import upfile
 from groundplane.platform.runtime.upfile import ProcessId, UpFile
 
-LOCK_FILE: Final = "supervisor.lock"
 BACKOFF_S: Final = 0.1
 BACKOFF_LIMIT_S: Final = 10.0
 STEADY_S: Final = 10.0
@@ -165,7 +163,7 @@ class Supervisor:
     def _has_folder(self) -> bool:
         """Whether the lock that is held is still the one in the folder."""
         try:
-            return os.path.samestat(os.stat(self._state / LOCK_FILE), os.fstat(self._lock))
+            return os.path.samestat(os.stat(self._state / upfile.SUPERVISOR_LOCK), os.fstat(self._lock))
         except FileNotFoundError:
             return False
         except OSError:
@@ -210,10 +208,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     state: Path = options.state
-    lock = os.open(state / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    lock = upfile.take_lock(state / upfile.SUPERVISOR_LOCK)
+    if lock is None:
         print("another supervisor runs in this folder", file=sys.stderr)  # noqa: T201
         return 2
     me = upfile.process_id(os.getpid())
@@ -240,10 +236,12 @@ def children_of(state: Path, options: argparse.Namespace) -> list[Child]:
     control = [
         *python, "groundplane.platform.runtime.control", *where,
         "--fd", str(options.fd), "--devices", str(options.devices), "--gateway", gateway_address,
+        "--supervisor", str(os.getpid()),
     ]  # fmt: skip
     gateway = [
         *python, "groundplane.platform.serving.gateway", *where,
         "--host", options.host, "--port", str(options.gateway_port),
+        "--supervisor", str(os.getpid()),
     ]  # fmt: skip
     return [
         Child("control", control, logs / "control.log", (options.fd,)),

@@ -18,6 +18,7 @@ from typing import Final, cast
 
 import uvicorn
 
+from groundplane.platform.runtime import upfile
 from groundplane.platform.runtime.connections import BoundedHttpProtocol
 from groundplane.platform.runtime.database import Database, StorageError, default_url
 from groundplane.platform.serving.app import MAX_BODY_BYTES, MAX_IN_FLIGHT, GatewayApp
@@ -49,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--max-body-bytes", default=MAX_BODY_BYTES, type=int)
     parser.add_argument("--max-in-flight", default=MAX_IN_FLIGHT, type=int)
     parser.add_argument("--drain-s", default=DRAIN_S, type=float)
+    parser.add_argument("--supervisor", default=0, type=int, help="pid of the supervisor that starts it")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
@@ -72,6 +74,8 @@ async def serve(options: argparse.Namespace, listener: socket.socket) -> None:
     pool = Pool(asyncio.get_running_loop())
     directory = Directory(database)
     ledger = Ledger(options.state / "metering", database, pool, metrics)
+    if upfile.is_orphan(options.supervisor):
+        return
     relay = Relay(directory, pool, ledger, metrics)
     app = GatewayApp(
         directory,

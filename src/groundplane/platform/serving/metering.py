@@ -11,7 +11,6 @@ The log knows of no SQL; `settlement.py` folds it. One process writes a folder a
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
@@ -23,6 +22,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from groundplane.platform.runtime import upfile
 from groundplane.spec.errors import InputError
 
 SYNC_INTERVAL_S: Final = 0.02
@@ -142,18 +142,14 @@ class MeteringLog:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = upfile.take_lock(folder / "lock")
         except OSError as error:
             raise InputError(
                 "must be a folder that can be written", field="state", value=str(folder)
             ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise InputError(
-                "another gateway writes this metering log", field="state", value=str(folder)
-            ) from error
+        if lock is None:
+            raise InputError("another gateway writes this metering log", field="state", value=str(folder))
+        self._lock = lock
         known = segments(folder)
         self._number = known[-1][0] if known else 0
         self._file = -1
