@@ -80,6 +80,16 @@ def test_gradients_of_four_million_parameters_take_their_share_of_the_loopback()
     assert estimate.stages_s["data_communication"] == pytest.approx(4 * 4_000_000 / 2**20 * 1e-3, rel=0.02)
 
 
+def test_fsdp2_gathers_twice_a_micro_batch_and_scatters_once() -> None:
+    place = machine()
+    kinds = ("all_reduce", "all_gather", "reduce_scatter")
+    points = tuple(CollectivePoint(kind, size, 2, size / 1e9) for kind in kinds for size in (2**10, 2**26))
+    place = msgspec.structs.replace(place, collectives=points)
+    train = msgspec.structs.replace(TRAIN, parallel="fsdp2", global_batch=64)
+    estimate = price_host_training(train, 2, place)
+    assert estimate.stages_s["data_communication"] == pytest.approx((4 * 2 + 1) * 16e6 / 1e9, rel=1e-3)
+
+
 def test_stages_add_up_and_the_largest_is_the_bottleneck() -> None:
     estimate = price_host_training(TRAIN, 2, machine())
     assert sum(estimate.stages_s.values()) == pytest.approx(estimate.step_s)

@@ -70,7 +70,7 @@ def price_host_training(train: TrainSpec, ranks: int, cluster: ClusterSpec) -> T
     stages["memory_bound"] = num_micro * work.memory_bound
     stages["launch"] = num_micro * work.launch
     stages["optimizer"] = _optimizer_s(train.model, tables)
-    stages["data_communication"] = _reduction_s(cluster, parameters * 4, ranks)
+    stages["data_communication"] = _exchange_s(train, cluster, parameters, ranks)
     stages["checkpoint_stall"] = _checkpoint_s(cluster, parameters) / train.checkpoint_every
     step_s = sum(stages.values())
     flops = _model_flops(train)
@@ -92,7 +92,7 @@ def price_host_training(train: TrainSpec, ranks: int, cluster: ClusterSpec) -> T
         assumptions=(
             f"{ranks} ranks of one core each; nothing else runs on the machine",
             "batches are ready before they are needed",
-            "gradients are reduced by gloo over loopback after the backward pass, on the same core",
+            "gloo exchanges gradients (FSDP2: weights too) over loopback on the same cores, unhidden",
             f"a checkpoint every {train.checkpoint_every} steps; a step waits for the copy only",
         ),
     )
@@ -190,22 +190,38 @@ def _optimizer_s(model: LlamaShape, tables: MeasuredTables) -> float:
     return total
 
 
-def _reduction_s(cluster: ClusterSpec, size_bytes: float, ranks: int) -> float:
-    """All-reduce of the gradients in buckets of 25 MiB, from measured points: latency + bytes / bandwidth."""
+def _exchange_s(train: TrainSpec, cluster: ClusterSpec, parameters: int, ranks: int) -> float:
+    """Seconds in which gradients (and under FSDP2 weights) go between the ranks in one step.
+
+    DDP reduces gradients once, in buckets of 25 MiB. FSDP2 gathers each layer's weights both ways in
+    every micro-batch and scatters its gradient in the last one.
+    """
     if ranks == 1:
         return 0.0
-    points = [point for point in cluster.collectives if point.operation == "all_reduce"]
+    if train.parallel == "ddp":
+        return _collective_s(cluster, "all_reduce", 4.0 * parameters, 25 * 2**20, ranks)
+    layer_bytes = 4.0 * parameters / (train.model.layers + 1)
+    gathers = 2.0 * train.global_batch / (train.micro_batch * ranks)
+    gathered = _collective_s(cluster, "all_gather", 4.0 * parameters, layer_bytes, ranks)
+    return gathers * gathered + _collective_s(cluster, "reduce_scatter", 4.0 * parameters, layer_bytes, ranks)
+
+
+def _collective_s(
+    cluster: ClusterSpec, operation: str, size_bytes: float, piece_bytes: float, ranks: int
+) -> float:
+    """Seconds of a collective over `size_bytes` in pieces, from measured points between their ends."""
+    points = [point for point in cluster.collectives if point.operation == operation]
     if not points:
-        raise InputError("holds no measured all_reduce: run groundplane probe again", field="collectives")
-    bucket = 25 * 2**20
-    full, rest = divmod(size_bytes, bucket)
-    seconds = full * _all_reduce_s(points, bucket) + (_all_reduce_s(points, rest) if rest else 0.0)
-    # A ring sends 2 (p-1)/p of the buffer a rank; the points were taken with `point.ranks` ranks.
+        raise InputError(f"holds no measured {operation}: run groundplane probe again", field="collectives")
+    full, rest = divmod(size_bytes, piece_bytes)
+    seconds = full * _one_collective_s(points, piece_bytes)
+    seconds += _one_collective_s(points, rest) if rest else 0.0
+    # Of p ranks each sends (p-1)/p of the buffer (twice to reduce); the points were taken with `point.ranks`.
     measured = points[0].ranks
     return seconds * ((ranks - 1) / ranks) / ((measured - 1) / measured)
 
 
-def _all_reduce_s(points: list[CollectivePoint], size_bytes: float) -> float:
+def _one_collective_s(points: list[CollectivePoint], size_bytes: float) -> float:
     ordered = sorted(points, key=lambda point: point.size_bytes)
     largest = ordered[-1]
     if size_bytes >= largest.size_bytes:
