@@ -16,6 +16,7 @@ from groundplane.control.ledger import Ledger
 from groundplane.control.nodes import Nodes
 from groundplane.control.placement import Pools
 from groundplane.control.queue import Queue
+from groundplane.control.shares import Shares
 from groundplane.control.state import Node
 from groundplane.sim.fuzz import run_seed
 
@@ -273,7 +274,30 @@ def sleep_when_a_node_comes_back(patch: pytest.MonkeyPatch) -> None:
     wrap(patch, Nodes, "_changed", make)
 
 
+def forget_the_limits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shares, "limit_reached", lambda shares, queue, gang: None)
+
+
+def give_usage_back_twice(patch: pytest.MonkeyPatch) -> None:
+    def make(subtract: Any) -> Any:
+        def planted(shares: Shares, work: Any) -> None:
+            subtract(shares, work)
+            if work.lost_nodes:
+                subtract(shares, work)
+
+        return planted
+
+    wrap(patch, Shares, "subtract", make)
+
+
+def look_at_the_queue_only_not_above_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shares, "_path", lambda shares, queue: [queue] if queue else [])
+
+
 PLANTS: list[Plant] = [
+    forget_the_limits,
+    give_usage_back_twice,
+    look_at_the_queue_only_not_above_it,
     release_on_silence,
     start_half_a_gang,
     forget_a_lease_on_failover,

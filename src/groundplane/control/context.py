@@ -9,8 +9,9 @@ from groundplane.control.lifecycle.replica import REPLICA
 from groundplane.control.lifecycle.table import Lifecycle
 from groundplane.control.placement import Pools
 from groundplane.control.plan import LEAVING, Planner
-from groundplane.control.queue import Queue
-from groundplane.control.state import CoreState, HeadPlan, Node, Timer, Work
+from groundplane.control.queue import Queue, entry_of_job, entry_of_replica
+from groundplane.control.shares import Shares
+from groundplane.control.state import CoreState, HeadPlan, Job, Node, Service, Timer, Work
 
 
 class Context:
@@ -19,6 +20,7 @@ class Context:
     def __init__(self, state: CoreState) -> None:
         self.state = state
         self.ledger = Ledger(state)
+        self.shares = Shares(state)
         self.pools = Pools()
         self.capacity = Pools(self._num_not_held_for_good)
         self.beside = Pools(self._num_beside_plan, self._kept_by_plan_bytes)
@@ -27,13 +29,35 @@ class Context:
         self.actions: list[AnyAction] = []
         for node in state.nodes.values():
             self.node_changed(node)
-        for job in state.jobs.values():
-            if job.state == "queued":
-                self.queue.add_job(job)
-        for work in state.works.values():
-            if work.state == "queued":
-                self.queue.add_replica(state.services[work.owner_id], work)
+        self.fill_queue()
         self.queue.settled()
+
+    def fill_queue(self) -> None:
+        """Puts all that waits where the policy says."""
+        self.queue.clear()
+        for job in self.state.jobs.values():
+            if job.state == "queued":
+                self.add_job(job)
+        for work in self.state.works.values():
+            if work.state == "queued":
+                self.add_replica(self.state.services[work.owner_id], work)
+
+    def add_job(self, job: Job) -> None:
+        """A job waits."""
+        self.queue.add(self.shares.leaf_of(job.queue), entry_of_job(job), job.gang)
+
+    def remove_job(self, job: Job) -> None:
+        """A job waits no longer."""
+        self.queue.remove(self.shares.leaf_of(job.queue), entry_of_job(job), job.gang)
+
+    def add_replica(self, service: Service, replica: Work) -> None:
+        """A replica waits."""
+        self.queue.add(self.shares.leaf_of(service.queue), entry_of_replica(service, replica), replica.gang)
+
+    def remove_replica(self, service: Service, replica: Work) -> None:
+        """A replica waits no longer."""
+        entry = entry_of_replica(service, replica)
+        self.queue.remove(self.shares.leaf_of(service.queue), entry, replica.gang)
 
     @property
     def now_ns(self) -> int:
@@ -57,6 +81,7 @@ class Context:
         """Leases devices to a work and takes them out of the placement index."""
         self.ledger.lease(work, placement, self.now_ns)
         self.state.works[work.work_id] = work
+        self.shares.add(work)
         self._placement_changed(work)
 
     def request_stop(self, work: Work, *, intent: str, reason: str, grace_ns: int) -> None:
@@ -71,6 +96,7 @@ class Context:
         """The work is proven gone: its leases return and it is forgotten."""
         work.state = lifecycle_of(work).after(work.state, "gone")
         self.ledger.release(work, fence, is_failure=is_failure, now_ns=self.now_ns)
+        self.shares.subtract(work)
         del self.state.works[work.work_id]
         self._placement_changed(work)
         self.queue.capacity_changed()

@@ -24,7 +24,7 @@ from groundplane.control.services import Services
 from groundplane.control.state import CoreState, Work
 from groundplane.spec.errors import InputError, InvariantError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Grows with every change of `CoreState` that an older snapshot does not fit."""
 
 
@@ -51,6 +51,7 @@ class ControlCore:
         self._context = Context(self.state)
         self.ledger = self._context.ledger
         self.pools = self._context.pools
+        self.shares = self._context.shares
         self.queue = self._context.queue
         self._jobs = Jobs(self._context)
         self._services = Services(self._context)
@@ -156,6 +157,9 @@ class ControlCore:
                 self._nodes.cordon(node_id, True)
             case ev.NodeUncordoned(node_id):
                 self._nodes.cordon(node_id, False)
+            case ev.PolicySet():
+                self._context.shares.set_policy(event)
+                self._context.fill_queue()
             case ev.ServiceDeployed():
                 self._services.deployed(event)
             case ev.ServiceScaled():

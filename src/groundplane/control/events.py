@@ -217,6 +217,54 @@ class WorkDrained(Event, frozen=True):
     fence: int
 
 
+# Policy --------------------------------------------------------------------------------------------------
+
+
+class QueueRule(Struct, frozen=True, forbid_unknown_fields=True):
+    """One queue below `parent` ("" for the root).
+
+    `weight` is its part beside its siblings; of `guaranteed_devices` it is served before those who have had
+    theirs; it never holds more than `limit_devices` (-1 for no limit). All count with the queues below it.
+    """
+
+    queue_id: str
+    parent: str = ""
+    weight: int = 1
+    guaranteed_devices: int = 0
+    limit_devices: int = -1
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "weight")
+        _at_least(self, 0, "guaranteed_devices")
+        _at_least(self, -1, "limit_devices")
+
+
+class PolicySet(Event, frozen=True):
+    """All queues and their rules, in place of what was before; works that run go on.
+
+    `half_life_ns` is how long it takes until past usage counts half; 0 for no memory of the past.
+    """
+
+    queues: tuple[QueueRule, ...]
+    half_life_ns: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "half_life_ns")
+        parent_of: dict[str, str] = {}
+        for rule in self.queues:
+            if not rule.queue_id or rule.queue_id in parent_of:
+                raise InputError("must be named, and once", field="queues", value=rule.queue_id)
+            parent_of[rule.queue_id] = rule.parent
+        for rule in self.queues:
+            above, num_steps = rule.parent, 0
+            while above:
+                num_steps += 1
+                if above not in parent_of or num_steps > len(parent_of):
+                    text = "must be a queue of the policy, not below this one"
+                    raise InputError(text, field=f"queues.{rule.queue_id}.parent", value=rule.parent)
+                above = parent_of[above]
+
+
 # Time ----------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +292,7 @@ AnyEvent = (
     | ServiceScaled
     | ServiceRemoved
     | WorkDrained
+    | PolicySet
     | TimerFired
 )
 

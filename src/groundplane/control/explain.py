@@ -78,7 +78,9 @@ def _ahead(core: ControlCore, job: Job) -> list[Ahead]:
     if job.state != "queued":
         return []
     mine = entry_of_job(job)
-    before = [entry for entry in core.queue.entries if entry < mine]
+    leaf = core.shares.leaf_of(job.queue)
+    lines = [line for (of_queue, _), line in core.queue.lines.items() if of_queue == leaf]
+    before = sorted(entry for line in lines for entry in line if entry < mine)
     return [Ahead(entry.waiting_id, -entry.minus_priority, core.scheduler.gang_of(entry)) for entry in before]
 
 
@@ -99,6 +101,11 @@ def _reason(
     need = f"needs {gang.num_ranks} x {gang.devices_per_rank} devices"
     most = max(available, key=lambda each: each.ranks_that_fit, default=None)
     have = f"{most.free_devices} free, room for {most.ranks_that_fit} ranks" if most else "no node has joined"
+    limit = core.shares.limit_reached(core.shares.leaf_of(job.queue), gang)
+    if limit is not None:
+        rule, usage = core.state.queues[limit], core.state.usage.get(limit)
+        held = 0 if usage is None else usage.num_devices
+        return f"{need}; queue {limit} holds {held} devices of at most {rule.limit_devices}"
     head = core.scheduler.head()
     if head is None or entry_of_job(job) < head:
         return f"{need}, more than jobs could ever give back on the open nodes; now {have}"

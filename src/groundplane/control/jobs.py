@@ -11,7 +11,6 @@ from groundplane.control.actions import JobEnded, RankPlacement, StartWork
 from groundplane.control.context import Context
 from groundplane.control.events import JobCancelRequested, JobSubmitted, RestartPolicy, WorkGone
 from groundplane.control.lifecycle.job import JOB
-from groundplane.control.queue import entry_of_job
 from groundplane.control.state import Job, Timer, Work
 
 ENDED_JOBS_KEPT = 10_000
@@ -47,7 +46,7 @@ class Jobs:
         )
         state.next_sequence += 1
         state.jobs[job.job_id] = job
-        self._context.queue.add_job(job)
+        self._context.add_job(job)
 
     def cancel_requested(self, event: JobCancelRequested) -> None:
         """Ends a job that holds nothing at once, and any other when its attempt is gone."""
@@ -68,8 +67,9 @@ class Jobs:
             number=job.num_attempts,
             state="starting",
             gang=job.gang,
+            queue=job.queue,
         )
-        context.queue.remove(entry_of_job(job), job.gang)
+        context.remove_job(job)
         context.lease(work, placement)
         job.state = JOB.after(job.state, "placed")
         job.work_id = work.work_id
@@ -139,7 +139,7 @@ class Jobs:
     def backed_off(self, job: Job) -> None:
         """The wait after a failure is over."""
         job.state = JOB.after(job.state, "backed_off")
-        self._context.queue.add_job(job)
+        self._context.add_job(job)
 
     def time_over(self, job: Job) -> None:
         """The time since the job's first start, restarts included, has reached its limit."""
@@ -148,7 +148,7 @@ class Jobs:
     def _stop(self, job: Job, *, intent: str, trigger: str, reason: str) -> None:
         """Brings a job to its end: at once if it holds nothing, else by stopping its attempt."""
         if job.state == "queued":
-            self._context.queue.remove(entry_of_job(job), job.gang)
+            self._context.remove_job(job)
         if JOB.allows(job.state, trigger) and job.state != "stopping":
             outcome: Outcome = "cancelled" if intent == "cancel" else "succeeded"
             self._end(job, trigger, "failed" if intent == "time_limit" else outcome, reason)
@@ -164,7 +164,7 @@ class Jobs:
         """An operator ended the attempt: no failure of the job, so neither its budget nor a wait."""
         job.state = JOB.after(job.state, "requeued")
         job.reason = reason
-        self._context.queue.add_job(job)
+        self._context.add_job(job)
 
     def _recover(self, job: Job, detail: str) -> None:
         if job.restarts_used >= job.restart.budget:

@@ -76,6 +76,7 @@ class Nodes:
             topology=event.topology,
         )
         context.state.nodes[node.node_id] = node
+        context.shares.node_joined(node.device_kind, node.num_devices, node.memory_bytes)
         self._changed(node)
 
     def _fence(self, node: Node) -> list[Work]:

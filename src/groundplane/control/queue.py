@@ -1,8 +1,8 @@
-"""The order in which waiting jobs and replicas are served: priority first, then submission. Derived state.
+"""The order in which the entries of one queue are served: priority first, then submission. Derived state.
 
-Entries that ask for the same gang stand in one line: when the first of them cannot be placed, none of them
-can, so that a pass costs as much as there are lines and starts, not as there are entries. Also remembers what
-has changed since the last pass, so that a pass looks at no more than it must.
+Entries of a queue that ask for the same gang stand in one line: when the first of them cannot be placed, none
+of them can, so that a pass costs as much as there are lines and starts, not as there are entries. Also
+remembers what has changed since the last pass, so that a pass looks at no more than it must.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Line = SortedList[Entry]
 
 
 class Queue:
-    """Entries in lines of one gang each, and what a pass has to look at."""
+    """Entries in lines of one queue and gang each, and what a pass has to look at."""
 
     def __init__(self) -> None:
-        self.lines: dict[Gang, Line] = {}
-        self.new_entries: list[tuple[Entry, Gang]] = []
+        self.lines: dict[tuple[str, Gang], Line] = {}
+        self.new_entries: list[tuple[str, Entry, Gang]] = []
         self.needs_full_pass = False
         self._num_entries = 0
 
@@ -51,25 +51,33 @@ class Queue:
         """All entries in the order of service; made anew each time."""
         return list(heapq.merge(*self.lines.values()))
 
-    def add_job(self, job: Job) -> None:
-        """A job waits."""
-        self._add(entry_of_job(job), job.gang)
+    def add(self, leaf: str, entry: Entry, gang: Gang) -> None:
+        """A job or a replica waits in the order of the queue `leaf`."""
+        line = self.lines.get((leaf, gang))
+        if line is None:
+            line = self.lines[leaf, gang] = SortedList()
+        line.add(entry)
+        self._num_entries += 1
+        self.new_entries.append((leaf, entry, gang))
 
-    def add_replica(self, service: Service, replica: Work) -> None:
-        """A replica waits."""
-        self._add(entry_of_replica(service, replica), replica.gang)
-
-    def remove(self, entry: Entry, gang: Gang) -> None:
+    def remove(self, leaf: str, entry: Entry, gang: Gang) -> None:
         """The entry waits no longer. Whoever stood behind it may have a chance now."""
-        line = self.lines.get(gang)
+        line = self.lines.get((leaf, gang))
         if line is None:
             raise InvariantError(f"{entry.waiting_id} is not in the queue")
         line.remove(entry)
         self._num_entries -= 1
         if not line:
-            del self.lines[gang]
-        if (entry, gang) in self.new_entries:
-            self.new_entries.remove((entry, gang))
+            del self.lines[leaf, gang]
+        if (leaf, entry, gang) in self.new_entries:
+            self.new_entries.remove((leaf, entry, gang))
+        self.needs_full_pass = True
+
+    def clear(self) -> None:
+        """Nothing waits."""
+        self.lines.clear()
+        self.new_entries.clear()
+        self._num_entries = 0
         self.needs_full_pass = True
 
     def capacity_changed(self) -> None:
@@ -80,14 +88,6 @@ class Queue:
         """A pass has looked at everything that changed."""
         self.new_entries.clear()
         self.needs_full_pass = False
-
-    def _add(self, entry: Entry, gang: Gang) -> None:
-        line = self.lines.get(gang)
-        if line is None:
-            line = self.lines[gang] = SortedList()
-        line.add(entry)
-        self._num_entries += 1
-        self.new_entries.append((entry, gang))
 
 
 def entry_of_job(job: Job) -> Entry:

@@ -1,24 +1,25 @@
-"""Who is placed now: strict order, and backfill that never delays the head where times are predicted.
+"""Who is placed now: queues in turn, and backfill that never delays the head where times are predicted.
 
-The queue is served in order. The first entry that does not fit is the head; entries that would not fit even
-if every job were over are passed over, since waiting for them would help nobody. The head gets a plan
-(`plan.py`): devices on named nodes, and the time from which they will be free. An entry behind the head may
-start
+Queues are served as their shares say (`shares.py`), the entries of one in strict order. The first entry that
+does not fit is the head; entries that would not fit even if every job were over are passed over, since
+waiting for them would help nobody, and so is a queue whose next entry would pass a limit. The head gets a
+plan (`plan.py`): devices on named nodes, and the time from which they will be free. Another entry may start
 
-- anywhere, if it is predicted to end before the planned start, or
-- where the free devices, less its own, still cover what the plan keeps on each node.
+- where the free devices, less its own, still cover what the plan keeps on each node, or
+- anywhere, if it is predicted to end before the planned start.
 
 The plan is made when first something could overtake the head, and stays as it is until the head starts, is
-removed, is overtaken by a higher priority, or a node of the plan closes. So a head waits at most for the
-works that were on its planned nodes when the plan was made, and for those predicted to end before its
-start: each of them once, since nothing new gets in after that time. This bounds the wait also where
-predictions are wrong or missing; nothing starves.
+removed, reaches a limit, is overtaken by a higher priority, or a node of the plan closes. So a head waits at
+most for the works that were on its planned nodes when the plan was made, and for those predicted to end
+before its start: each of them once, since nothing new gets in after that time. This bounds the wait also
+where predictions are wrong or missing. A queue whose turn it is has had least, and once something could pass
+its first entry that has a plan and stays the head: nothing starves. (What a guarantee promises comes before:
+a queue with none has no claim to what those with one ask for.)
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from groundplane.control.actions import RankPlacement
 from groundplane.control.context import Context
@@ -26,6 +27,7 @@ from groundplane.control.events import Gang
 from groundplane.control.queue import Entry, Line, entry_of_job, entry_of_replica
 from groundplane.control.sorted_list import SortedList
 from groundplane.control.state import HeadPlan
+from groundplane.control.turns import Turns, is_ahead
 from groundplane.spec.errors import InvariantError
 
 BACKFILL_DEPTH = 100
@@ -49,14 +51,14 @@ class Scheduler:
         """Places what can be placed, then sets the fragmentation clocks."""
         queue = self._context.queue
         if queue.needs_full_pass or queue.new_entries:
-            head = None if queue.needs_full_pass else self.head()
-            if head is not None and all(entry > head for entry, _ in queue.new_entries):
-                lines: dict[Gang, Line] = {}
-                for entry, gang in queue.new_entries:
-                    lines.setdefault(gang, SortedList()).add(entry)
-                self._backfill(list(lines.items()))
-            else:
+            head = None if queue.needs_full_pass else self._waiting_head()
+            if head is None or any(is_ahead(leaf, entry, *head[:2]) for leaf, entry, _ in queue.new_entries):
                 self._full_pass()
+            else:
+                lines: dict[tuple[str, Gang], Line] = {}
+                for leaf, entry, gang in queue.new_entries:
+                    lines.setdefault((leaf, gang), SortedList()).add(entry)
+                self._backfill(lines)
             queue.settled()
         self._set_clocks()
 
@@ -75,39 +77,72 @@ class Scheduler:
             return entry_of_replica(state.services[replica.owner_id], replica)
         return entry_of_job(state.jobs[state.head_id])
 
+    def _waiting_head(self) -> tuple[str, Entry, Gang] | None:
+        """The head with its queue and gang, if it still waits."""
+        state = self._context.state
+        replica, job = state.works.get(state.head_id), state.jobs.get(state.head_id)
+        if replica is not None and replica.state == "queued":
+            service = state.services[replica.owner_id]
+            leaf = self._context.shares.leaf_of(service.queue)
+            return leaf, entry_of_replica(service, replica), replica.gang
+        if job is not None and job.state == "queued":
+            return self._context.shares.leaf_of(job.queue), entry_of_job(job), job.gang
+        return None
+
     def plan(self) -> HeadPlan | None:
         """The head's plan: the one that is kept, or the one that would be made now."""
         state, head = self._context.state, self.head()
         return None if head is None else state.head_plan or self._new_plan(head)
 
     def _full_pass(self) -> None:
-        """Serves the queue in order up to the first that must wait, then fills the gaps behind it."""
+        """Serves the queues up to the first entry that must wait, then fills the gaps behind it.
+
+        A head with a plan stays the head, whatever the shares of the queues have become: only entries that
+        are ahead of it by priority go first.
+        """
         context = self._context
-        state, lines = context.state, context.queue.lines
-        before = state.head_plan
-        state.head_id = ""
-        firsts = [(line.first(), gang) for gang, line in lines.items()]
-        firsts.sort(key=_in_order)
-        while firsts:
-            entry, gang = firsts[0]
-            placement = context.pools.place(gang)
-            if placement is not None:
-                self._start(entry, placement)
-                if gang in lines:
-                    firsts[0] = (lines[gang].first(), gang)
-                    firsts.sort(key=_in_order)
-                else:
-                    del firsts[0]
-                continue
-            del firsts[0]
-            kept = self._kept(before, entry)
-            if kept is not None or self._can_ever_fit(entry, gang):
-                state.head_id = entry.waiting_id
-                context.set_plan(kept)
-                if context.pools.num_free():
-                    self._backfill([(gang, lines[gang]) for _, gang in firsts])
+        head, before = self._waiting_head(), context.state.head_plan
+        context.state.head_id = ""
+        if head is not None and before is not None:
+            leaf, entry, gang = head
+            if self._serve(before, ahead_of=(leaf, entry)):
                 return
-        context.set_plan(None)
+            if context.shares.limit_reached(leaf, gang) is None:
+                self._starts_or_blocks(entry, gang, before)
+            if context.state.head_id:
+                self._backfill(context.queue.lines)
+                return
+        if not self._serve(before, ahead_of=None):
+            context.set_plan(None)
+
+    def _serve(self, before: HeadPlan | None, ahead_of: tuple[str, Entry] | None) -> bool:
+        """Starts entries in their turn; True if one had to wait and became the head."""
+        context = self._context
+        lines = context.queue.lines
+        turns = Turns(context.shares, ((leaf, gang, line) for (leaf, gang), line in lines.items()), ahead_of)
+        while (turn := turns.next()) is not None:
+            if context.shares.limit_reached(turn.leaf, turn.gang) is not None:
+                turns.skip_queue(turn.leaf)
+            elif self._starts_or_blocks(turn.entry, turn.gang, before):
+                if context.state.head_id:
+                    self._backfill(lines)
+                    return True
+                turns.go_on(turn, 0)
+        return False
+
+    def _starts_or_blocks(self, entry: Entry, gang: Gang, before: HeadPlan | None) -> bool:
+        """Starts the entry, or makes it the head; False if it could not even run if all jobs were over."""
+        context = self._context
+        placement = context.pools.place(gang)
+        if placement is not None:
+            self._start(entry, placement)
+            return True
+        kept = self._kept(before, entry)
+        if kept is None and not self._can_ever_fit(entry, gang):
+            return False
+        context.state.head_id = entry.waiting_id
+        context.set_plan(kept)
+        return True
 
     def _can_ever_fit(self, entry: Entry, gang: Gang) -> bool:
         """Whether it would fit if every job were over: told by an index, or by a plan where memory counts."""
@@ -124,40 +159,42 @@ class Scheduler:
     def _new_plan(self, entry: Entry) -> HeadPlan | None:
         return self._context.planner.plan(entry.waiting_id, self.gang_of(entry))
 
-    def _backfill(self, candidates: list[tuple[Gang, Line]]) -> None:
+    def _backfill(self, lines: Mapping[tuple[str, Gang], Line]) -> None:
         """Starts what does not delay the head, whose plan is made when first something could.
 
         Args:
-            candidates: lines of entries behind the head, each in order.
+            lines: who may start: all that waits, or only what is new.
         """
         context = self._context
-        heap = [(line.first(), number, 0) for number, (_, line) in enumerate(candidates)]
-        heapq.heapify(heap)
-        has_room_beside = [True] * len(candidates)
-        while heap:
-            entry, number, num_stepped_over = heapq.heappop(heap)
-            gang, line = candidates[number]
-            if context.state.head_plan is None and not context.pools.have_room(gang):
+        if context.pools.num_free() == 0:
+            return
+        turns = Turns(context.shares, ((leaf, gang, line) for (leaf, gang), line in lines.items()))
+        full: dict[Gang, None] = {}  # gangs without room
+        full_beside: dict[Gang, None] = {}  # gangs without room beside the plan
+        while (turn := turns.next()) is not None:
+            entry, num_stepped_over, gang, leaf, line = turn
+            if gang in full or not context.pools.have_room(gang):
+                full[gang] = None
+                continue
+            if context.shares.limit_reached(leaf, gang) is not None:
+                turns.skip_queue(leaf)
                 continue
             plan = self._made_plan()
-            placement = context.beside.place(gang) if has_room_beside[number] else None
+            placement = None if gang in full_beside else context.beside.place(gang)
             if placement is None:
-                has_room_beside[number] = False
+                full_beside[gang] = None
+                if plan.start_ns < 0:
+                    continue
                 if self._ends_before(plan, entry):
                     placement = context.pools.place(gang)
-                elif plan.start_ns < 0:
-                    continue
-            if placement is not None:
-                if line is not context.queue.lines.get(gang):
+            if placement is None:
+                num_stepped_over += 1
+            else:
+                if line is not context.queue.lines.get((leaf, gang)):
                     line.remove(entry)  # from the copy, as starting does from the queue
                 self._start(entry, placement)
-            elif not context.pools.have_room(gang):
-                continue  # none of its line has room
-            else:
-                num_stepped_over += 1
-            following = line.at(num_stepped_over) if num_stepped_over <= BACKFILL_DEPTH else None
-            if following is not None:
-                heapq.heappush(heap, (following, number, num_stepped_over))
+            if num_stepped_over <= BACKFILL_DEPTH:
+                turns.go_on(turn, num_stepped_over)
 
     def _made_plan(self) -> HeadPlan:
         state, head = self._context.state, self.head()
@@ -187,7 +224,3 @@ class Scheduler:
             elif not is_fragmented and clock.running_since_ns >= 0:
                 clock.total_ns = clock.reading_ns(state.now_ns)
                 clock.running_since_ns = -1
-
-
-def _in_order(first: tuple[Entry, Gang]) -> Entry:
-    return first[0]

@@ -14,7 +14,6 @@ from groundplane.control.events import ServiceDeployed, ServiceRemoved, ServiceS
 from groundplane.control.jobs import backoff_ns
 from groundplane.control.lifecycle.replica import REPLICA
 from groundplane.control.plan import LEAVING
-from groundplane.control.queue import entry_of_replica
 from groundplane.control.state import Service, Timer, Work
 
 REPLICA_STOP_GRACE_NS = 10_000_000_000
@@ -87,7 +86,7 @@ class Services:
         """A queued replica, on leased devices."""
         context = self._context
         service = context.state.services[replica.owner_id]
-        context.queue.remove(entry_of_replica(service, replica), replica.gang)
+        context.remove_replica(service, replica)
         context.lease(replica, placement)
         replica.state = REPLICA.after(replica.state, "placed")
         context.actions.append(
@@ -137,7 +136,7 @@ class Services:
         """The wait before a replacement is over."""
         service = self._context.state.services[replica.owner_id]
         replica.state = REPLICA.after(replica.state, "backed_off")
-        self._context.queue.add_replica(service, replica)
+        self._context.add_replica(service, replica)
 
     def _failed(self, service: Service, detail: str) -> None:
         service.reason = detail
@@ -163,7 +162,7 @@ class Services:
         if service.state == "active":
             while len(staying) < service.num_replicas:
                 replica = self._add(service, "queued")
-                self._context.queue.add_replica(service, replica)
+                self._context.add_replica(service, replica)
                 staying.append(replica)
             self._roll(service, staying)
         if service.state == "removing" and not service.replicas:
@@ -202,7 +201,7 @@ class Services:
     def _drop(self, service: Service, replica: Work) -> None:
         """Forgets a replica that holds nothing."""
         if replica.state == "queued":
-            self._context.queue.remove(entry_of_replica(service, replica), replica.gang)
+            self._context.remove_replica(service, replica)
         self._context.drop_timer(_backoff_timer(replica))
         replica.state = REPLICA.after(replica.state, "dropped")
         service.replicas.remove(replica.work_id)
@@ -217,6 +216,7 @@ class Services:
             state=replica_state,
             gang=service.gang,
             generation=service.generation,
+            queue=service.queue,
         )
         service.next_number += 1
         service.replicas.append(replica.work_id)

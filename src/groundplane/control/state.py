@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from groundplane.control.actions import RankPlacement
-from groundplane.control.events import Gang, RestartPolicy
+from groundplane.control.events import Gang, QueueRule, RestartPolicy
 
 
 class Accounts(Struct, forbid_unknown_fields=True):
@@ -78,6 +78,7 @@ class Work(Struct, forbid_unknown_fields=True):
     number: int
     state: str
     gang: Gang
+    queue: str = ""
     generation: int = 1
     fence: int = 0
     placement: tuple[RankPlacement, ...] = ()
@@ -176,6 +177,16 @@ class FragmentationClock(Struct, forbid_unknown_fields=True):
         return self.total_ns + (now_ns - self.running_since_ns if self.running_since_ns >= 0 else 0)
 
 
+class QueueUsage(Struct, forbid_unknown_fields=True):
+    """What the works of a queue and of those below it hold, and its average share up to `since_ns`."""
+
+    since_ns: int
+    num_devices: int = 0
+    devices: dict[str, int] = field(default_factory=dict)
+    memory_bytes: int = 0
+    average: int = 0
+
+
 class CoreState(Struct, forbid_unknown_fields=True):
     """All that the core knows. Dicts keep the order of insertion, which snapshots keep too.
 
@@ -195,6 +206,9 @@ class CoreState(Struct, forbid_unknown_fields=True):
     works: dict[str, Work] = field(default_factory=dict)
     timers: dict[str, Timer] = field(default_factory=dict)
     clocks: dict[str, FragmentationClock] = field(default_factory=dict)
+    queues: dict[str, QueueRule] = field(default_factory=dict)
+    half_life_ns: int = 0
+    usage: dict[str, QueueUsage] = field(default_factory=dict)
     head_id: str = ""
     head_plan: HeadPlan | None = None
     ignored: dict[str, int] = field(default_factory=dict)

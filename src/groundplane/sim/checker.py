@@ -22,6 +22,8 @@ from groundplane.control.events import (
     NodeJoined,
     NodeSilent,
     NodeUncordoned,
+    PolicySet,
+    QueueRule,
     RestartPolicy,
     ServiceDeployed,
     WorkGone,
@@ -87,6 +89,8 @@ class Checker:
         self._works: dict[str, _Work] = {}
         self._seen_works: dict[str, int] = {}
         self._last_fence = 0
+        self._rules: dict[str, QueueRule] = {}
+        self._queue_of: dict[str, str] = {}
         self._books = Books()
         self._ends: dict[str, JobEnded] = {}
 
@@ -162,7 +166,10 @@ class Checker:
             case NodeCordoned(node_id) | NodeUncordoned(node_id):
                 if node_id in self._nodes:
                     self._nodes[node_id].is_cordoned = isinstance(event, NodeCordoned)
+            case PolicySet():
+                self._rules = {rule.queue_id: rule for rule in event.queues}
             case JobSubmitted():
+                self._queue_of.setdefault(event.job_id, event.queue)
                 self._jobs.setdefault(event.job_id, _Job(event.gang, event.restart))
             case ServiceDeployed():
                 self._replica_gangs.setdefault((event.service_id, event.generation), event.gang)
@@ -263,6 +270,25 @@ class Checker:
                 node.holders[index] = action.work_id
                 work.places.append((rank.node_id, index))
         self._works[action.work_id] = work
+        self._check_limits(action)
+
+    def _check_limits(self, action: StartWork) -> None:
+        """No start takes a queue, or one above it, beyond its limit."""
+        name = self._queue_of.get(action.owner_id, "")
+        while name in self._rules:
+            held = sum(
+                work.gang.num_ranks * work.gang.devices_per_rank
+                for work in self._works.values()
+                if self._is_below(self._queue_of.get(work.action.owner_id, ""), name)
+            )
+            if 0 <= self._rules[name].limit_devices < held:
+                raise ViolationError(f"{action.work_id} takes queue {name} to {held} devices, over its limit")
+            name = self._rules[name].parent
+
+    def _is_below(self, queue: str, above: str) -> bool:
+        while queue != above and queue in self._rules:
+            queue = self._rules[queue].parent
+        return queue == above
 
     def _note_attempt(self, now_ns: int, action: StartWork) -> Gang:
         job = self._jobs[action.owner_id]

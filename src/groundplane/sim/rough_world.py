@@ -24,6 +24,8 @@ from groundplane.control.events import (
     NodeJoined,
     NodeSilent,
     NodeUncordoned,
+    PolicySet,
+    QueueRule,
     RestartPolicy,
     ServiceDeployed,
     ServiceRemoved,
@@ -70,6 +72,7 @@ class RoughWorld:
         self._held: dict[str, list[AnyEvent]] = {}
         self._offers: dict[str, NodeJoined] = {}
         self._services: list[str] = []
+        self._largest_gang = 0
         self._recovered: ControlCore | None = None
         # How rough this world is: some seeds are all about one kind of misfortune.
         self._rate_lost = self.random.choice([0.0, 0.0, 0.1, 0.4])
@@ -86,6 +89,7 @@ class RoughWorld:
         self._plan_nodes()
         self._plan_jobs()
         self._plan_services()
+        self._plan_policies()
         self._plan_misfortunes()
         self.agenda.at(FAULTS_END_NS, self._heal, LAST)
         while self.agenda.step():
@@ -113,7 +117,7 @@ class RoughWorld:
             job = JobSubmitted(
                 job_id=f"j{number}",
                 name="job",
-                queue="default",
+                queue=pick.choice(["a", "b", "c"]),
                 priority=pick.choice([0, 0, 0, 10, -5]),
                 gang=gang,
                 restart=RestartPolicy(pick.randint(0, 4), pick.choice([0, 1 * S, 3 * S]), 5 * S),
@@ -155,6 +159,19 @@ class RoughWorld:
             if pick.random() < 0.3:
                 self._tell(ServiceRemoved(service_id), pick.randrange(20 * S, 50 * S))
 
+    def _plan_policies(self) -> None:
+        """Some worlds have rules for queues; they change on the way, and allow every gang to run alone."""
+        pick = self.random
+        for _ in range(pick.choice([0, 1, 1, 2])):
+            limits = [-1, self._largest_gang, self._largest_gang + pick.randint(0, 4)]
+            rules = [
+                QueueRule("above", "", pick.randint(1, 3), pick.randint(0, 8), pick.choice(limits)),
+                QueueRule("a", "above", pick.randint(1, 3), pick.randint(0, 8), pick.choice(limits)),
+                QueueRule("b", pick.choice(["", "above"]), 1, 0, pick.choice(limits)),
+            ]
+            policy = PolicySet(tuple(rules), pick.choice([0, 5 * S]))
+            self._tell(policy, pick.choice([0, pick.randrange(30 * S)]))
+
     def _gang(self) -> Gang:
         """A gang that fits the nodes of one kind when all are well and empty."""
         pick = self.random
@@ -162,6 +179,7 @@ class RoughWorld:
         sizes = [offer.num_devices for offer in self._offers.values() if offer.device_kind == kind]
         per_rank = pick.choice([size for size in (1, 1, 2, 4) if size <= max(sizes)])
         ranks = pick.randint(1, sum(size // per_rank for size in sizes))
+        self._largest_gang = max(self._largest_gang, ranks * per_rank)
         return Gang(ranks, per_rank, 16 * per_rank if pick.random() < 0.8 else 1)
 
     def _script(self, action: StartWork) -> Script:

@@ -1,0 +1,165 @@
+"""Who is served next among queues, and who has had all that it may have. Integers only.
+
+Queues form a tree below an unnamed root. At each level the sibling goes first that still has some of its
+guarantee left, then the one with the smaller weighted dominant share: of all device kinds and memory, the
+largest part of the cluster that its works hold, averaged with the decayed past, over its weight
+(dominant-resource fairness, Ghodsi et al., NSDI 2011). A queue that nobody configured is a child of the root
+with weight 1, no guarantee and no limit. Without any policy there is one order over all that waits.
+
+The past is an exponential average of the dominant share with the policy's half-life, kept in steps of a
+1,024th of it, so that neither how often it is read nor how often it changes can alter what it comes to.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+from groundplane.control.events import Gang, PolicySet
+from groundplane.control.state import CoreState, QueueUsage, Work
+
+ROOT = ""
+SHARE_ONE = 1 << 30
+"""The whole cluster, as a share."""
+MEMORY = "memory"
+"""The resource beside the device kinds; no kind can have its name, since it is counted apart."""
+_STEPS = 1024
+_DECAY_BITS = 64
+
+Key = tuple[tuple[bool, int, str], ...]
+
+
+class Shares:
+    """Usage and order of the queues in `state`."""
+
+    def __init__(self, state: CoreState) -> None:
+        self._state = state
+        self._decay = _decay_table()
+        self._totals: dict[str, int] = {}
+        self._total_bytes = 0
+        for node in state.nodes.values():
+            self.node_joined(node.device_kind, node.num_devices, node.memory_bytes)
+
+    def node_joined(self, device_kind: str, num_devices: int, memory_bytes: int) -> None:
+        """The cluster has grown: what all shares are shares of."""
+        self._totals[device_kind] = self._totals.get(device_kind, 0) + num_devices
+        self._total_bytes += memory_bytes
+
+    def leaf_of(self, queue: str) -> str:
+        """The queue whose order an entry of `queue` waits in: the one order of all where no policy is set."""
+        return queue if self._state.queues else ROOT
+
+    def set_policy(self, policy: PolicySet) -> None:
+        """Takes over new rules. What is held now is counted anew, the past of a queue stays with its name."""
+        state = self._state
+        before = state.usage
+        for name in before:
+            self._settle(name)
+        state.queues = {rule.queue_id: rule for rule in policy.queues}
+        state.half_life_ns = policy.half_life_ns
+        state.usage = {}
+        for work in state.works.values():
+            if work.placement:
+                self.add(work)
+        for name, usage in before.items():
+            if usage.average:
+                self._usage(name).average = usage.average
+
+    def add(self, work: Work) -> None:
+        """A work holds devices now."""
+        self._change(work, 1)
+
+    def subtract(self, work: Work) -> None:
+        """A work holds nothing any more."""
+        self._change(work, -1)
+
+    def limit_reached(self, queue: str, gang: Gang) -> str | None:
+        """The queue on the way to the root whose limit the gang would pass, if there is one."""
+        need = gang.num_ranks * gang.devices_per_rank
+        for name in self._path(queue):
+            rule = self._state.queues.get(name)
+            if rule is not None and rule.limit_devices >= 0:
+                usage = self._state.usage.get(name)
+                if need + (0 if usage is None else usage.num_devices) > rule.limit_devices:
+                    return name
+        return None
+
+    def key(self, leaf: str) -> Key:
+        """Sorts leaves in the order in which they are served."""
+        return tuple(self._level_key(name) for name in reversed(self._path(leaf)))
+
+    def weighted_share(self, name: str) -> int:
+        """The mean of present and past dominant share over the weight, in units of 1 / `SHARE_ONE`."""
+        usage = self._state.usage.get(name)
+        if usage is None:
+            return 0
+        self._settle(name)
+        rule = self._state.queues.get(name)
+        both = self._dominant(usage) + (usage.average if self._state.half_life_ns else 0)
+        return both // (2 * (1 if rule is None else rule.weight))
+
+    def _level_key(self, name: str) -> tuple[bool, int, str]:
+        rule, usage = self._state.queues.get(name), self._state.usage.get(name)
+        guaranteed = 0 if rule is None else rule.guaranteed_devices
+        used = 0 if usage is None else usage.num_devices
+        return (used >= guaranteed, self.weighted_share(name), name)
+
+    def _path(self, queue: str) -> list[str]:
+        """The queue and those above it, without the root."""
+        path = []
+        while queue != ROOT:
+            path.append(queue)
+            rule = self._state.queues.get(queue)
+            queue = ROOT if rule is None else rule.parent
+        return path
+
+    def _change(self, work: Work, sign: int) -> None:
+        state = self._state
+        if not state.queues:
+            return
+        gang = work.gang
+        num_devices = sign * gang.num_ranks * gang.devices_per_rank
+        kind = state.nodes[work.placement[0].node_id].device_kind
+        for name in self._path(work.queue):
+            usage = self._usage(name)
+            self._settle(name)
+            usage.num_devices += num_devices
+            usage.devices[kind] = usage.devices.get(kind, 0) + num_devices
+            usage.memory_bytes += sign * gang.num_ranks * gang.memory_bytes_per_rank
+
+    def _usage(self, name: str) -> QueueUsage:
+        usage = self._state.usage.get(name)
+        if usage is None:
+            usage = self._state.usage[name] = QueueUsage(since_ns=self._state.now_ns)
+        return usage
+
+    def _dominant(self, usage: QueueUsage) -> int:
+        share = usage.memory_bytes * SHARE_ONE // max(1, self._total_bytes)
+        for kind, num_devices in usage.devices.items():
+            share = max(share, num_devices * SHARE_ONE // self._totals[kind])
+        return share
+
+    def _settle(self, name: str) -> None:
+        """Brings a queue's average up to now: it moves to its share by 1 - 2**(-elapsed / half-life)."""
+        usage, step_ns = self._state.usage[name], self._state.half_life_ns // _STEPS
+        if step_ns == 0:
+            usage.since_ns = self._state.now_ns
+            return
+        steps = (self._state.now_ns - usage.since_ns) // step_ns
+        if steps > 0:
+            usage.since_ns += steps * step_ns
+            share = self._dominant(usage)
+            half_lives, rest = divmod(steps, _STEPS)
+            left = (usage.average - share) * self._decay[rest] >> (_DECAY_BITS + min(half_lives, 1 << 10))
+            usage.average = share + left
+
+
+def _decay_table() -> list[int]:
+    """2**(-i / 1024) for i < 1024 as fixed-point numbers, by ten integer square roots of one half."""
+    one = 1 << _DECAY_BITS
+    root = one >> 1
+    for _ in range(_STEPS.bit_length() - 1):
+        root = isqrt(root << _DECAY_BITS)
+    table = [one]
+    for _ in range(_STEPS - 1):
+        table.append(table[-1] * root >> _DECAY_BITS)
+    return table
