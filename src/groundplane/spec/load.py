@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import yaml
@@ -85,13 +85,14 @@ def from_data(
     Raises:
         InputError: unknown or missing field, wrong type, unit or range.
     """
+    shape = _shape_of(cast("Hashable", struct))
     try:
-        plain = _prepare(data, _shape_of(struct), "", bare)
+        plain = _prepare(data, shape, "", bare)
         return msgspec.convert(plain, struct)
     except InputError as error:
         raise placed(error, file, lines) from None
     except msgspec.ValidationError as error:
-        raise placed(_from_msgspec(error, data, _shape_of(struct)), file, lines) from None
+        raise placed(_from_msgspec(error, data, shape), file, lines) from None
 
 
 @functools.cache
