@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,6 +115,27 @@ def test_a_file_of_another_kind_is_told_as_that(
     assert code == 2
     assert shown.startswith("groundplane: service.yaml:1: kind: must be ")
     assert "got 'service'" in shown
+
+
+def test_a_second_interrupt_does_not_cut_the_clean_up_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tour = Tour(tmp_path / "tour", Stage(quiet=True), keep=False)
+    stopped = []
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def stop() -> None:
+        interrupt()
+        stopped.append(True)
+
+    monkeypatch.setattr(tour, "_probe", interrupt)
+    monkeypatch.setattr(tour._platform, "stop", stop)
+    with pytest.raises(KeyboardInterrupt):
+        tour.run()
+    assert stopped == [True]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("folder", ["/dev/null", "/dev/null/x"])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,8 @@ class Tour:
             ended_well = True
         finally:
             if not (self._keep and ended_well):
-                self._platform.stop()
+                with _undisturbed():
+                    self._platform.stop()
         tour = TourResult(
             prediction=prediction,
             disturbed=disturbed,
@@ -272,6 +275,18 @@ def show_closing(tour: TourResult, stage: Stage) -> None:
         f"Journal: {books.events_replayed} events replay to the same {books.actions_replayed} actions.",
         soft_wrap=True,
     )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals that end a program do nothing meanwhile: a second Ctrl-C must not cut the clean-up short."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _show_on(line: Line) -> Callable[[str, str], None]:
