@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groundplane.cli.plan_scaling import scaling_command
+from groundplane.cli.plan_serve import serve_command
 
 if TYPE_CHECKING:
     from groundplane.perfmodel.estimate import TrainingEstimate
@@ -212,3 +213,4 @@ def page(job: JobSpec, cluster: ClusterSpec, estimate: TrainingEstimate) -> Any:
 
 
 plan_command.add_command(scaling_command)
+plan_command.add_command(serve_command)

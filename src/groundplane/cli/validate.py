@@ -11,6 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from groundplane.perfmodel.validation.report import Errors, Report
+    from groundplane.perfmodel.validation.serving import ServingErrors
 
 DATA_OPTION = click.option(
     "--data", type=click.Path(path_type=Path), help="CSV file of measurements; without it, the cited points."
@@ -38,6 +39,7 @@ def training(data: Path | None, as_json: bool) -> None:
             "leave_one_source_out": msgspec.to_builtins(found.left_out),
             "null_model": msgspec.to_builtins({"pooled": found.null_pooled, "inferred": found.null_inferred}),
             "profile_parameters": found.parameters,
+            "ranking": msgspec.to_builtins(found.ranking),
         }
         click.echo(json.dumps(as_plain(found.report) | beside, indent=1))
         return
@@ -46,6 +48,13 @@ def training(data: Path | None, as_json: bool) -> None:
     show_errors([found.null_pooled, found.null_inferred])
     click.echo("\nEach source under a profile fitted without it:")
     show_errors(found.left_out)
+    if found.ranking:
+        click.echo("\nThe layout picked in each sweep, measured against the best measured one:")
+        for one in found.ranking:
+            click.echo(
+                f"{one.source[:60]:<62}{one.num_sweeps:>3} sweeps  median {one.median_behind_pct:.1f} % behind, "
+                f"90th percentile {one.p90_behind_pct:.1f} %"
+            )
     counts = ", ".join(f"{name} {count}" for name, count in found.parameters.items())
     click.echo(f"\nFitted numbers of each stack profile: {counts}")
 
@@ -82,6 +91,39 @@ def memory(data: Path | None, as_json: bool) -> None:
     accuracy = as_plain(found)["pooled"]["balanced_accuracy_pct"]
     if not as_json and accuracy is not None:
         click.echo(f"\nFit told from out of memory: balanced accuracy {accuracy:.1f} %")
+
+
+@validate_command.command("serving", epilog="Example: groundplane validate serving --data runs.csv --json")
+@DATA_OPTION
+@JSON_OPTION
+def serving(data: Path | None, as_json: bool) -> None:
+    """Times to first token and per token of serving runs at their concurrency, and each model left out."""
+    from groundplane.perfmodel.validation.serving import validate_serving
+
+    found = validate_serving(data)
+    if as_json:
+        click.echo(json.dumps(as_plain(found), indent=1))
+        return
+    for name in ("sources", "by_chip", "by_engine", "by_model", "by_precision", "leave_one_model_out"):
+        show_serving(name.replace("_", " "), getattr(found, name))
+    show_serving("all", [found.pooled, found.inferred])
+    if found.excluded:
+        click.echo(f"\nNot compared: {len(found.excluded)} rows")
+
+
+def show_serving(title: str, errors: Iterable[ServingErrors]) -> None:
+    """One line a group: errors of both times in per cent of the measurement."""
+    click.echo(f"\n{title:<44}{'n':>5}{'ttft: median':>14}{'mean':>8}{'bias':>8}", nl=False)
+    click.echo(f"{'tpot: median':>14}{'mean':>8}{'bias':>8}{'inside':>8}")
+    for one in errors:
+        figures = (one.ttft_median_abs_pct, one.ttft_mean_abs_pct, one.ttft_bias_pct, one.tpot_median_abs_pct,
+                   one.tpot_mean_abs_pct, one.tpot_bias_pct, one.coverage_pct)  # fmt: skip
+        widths = (14, 8, 8, 14, 8, 8, 8)
+        cells = "".join(
+            f"{'-' if value is None else f'{value:.1f}':>{width}}"
+            for value, width in zip(figures, widths, strict=True)
+        )
+        click.echo(f"{one.source[-42:]:<44}{one.n:>5}{cells}")
 
 
 def output(report: Any, as_json: bool) -> None:

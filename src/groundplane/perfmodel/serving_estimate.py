@@ -1,0 +1,186 @@
+"""What one engine will do under a steady load: times with intervals, where they go, what the cache holds."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from groundplane.perfmodel.collectives import cluster_links
+from groundplane.perfmodel.evidence import Evidence
+from groundplane.perfmodel.serving import IterationPricer
+from groundplane.perfmodel.serving_layout import (
+    CacheCapacity,
+    ServingFormats,
+    ServingLayout,
+    cache_capacity,
+    formats_of,
+)
+from groundplane.perfmodel.serving_profiles import serving_calibration
+from groundplane.perfmodel.serving_steady import priced_load, steady_state
+from groundplane.spec.cluster import ClusterSpec
+from groundplane.spec.errors import InputError
+from groundplane.spec.llm import LlmSpec
+
+
+class ServingLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A closed load: `concurrency` requests of `prompt` tokens in and `output` out are always under way."""
+
+    prompt: float
+    output: float
+    concurrency: float
+
+
+class ServingEstimate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Steady state of one engine. `_low_s` and `_high_s` bound 8 of 10 cases.
+
+    `iteration_s` holds the parts of one iteration without the stretch by other requests' prompts.
+    """
+
+    model: str
+    engine: str
+    layout: ServingLayout
+    formats: ServingFormats
+    ttft_s: float
+    ttft_low_s: float
+    ttft_high_s: float
+    tpot_s: float
+    tpot_low_s: float
+    tpot_high_s: float
+    output_tokens_per_s: float
+    output_tokens_per_s_per_chip: float
+    running: float
+    queue_s: float
+    capacity_wait_s: float
+    prompt_s: float
+    iteration_s: dict[str, float]
+    bottleneck: str
+    capacity: CacheCapacity
+    evidence: Evidence
+    assumptions: list[str]
+
+
+def serving_estimate(
+    model: LlmSpec,
+    cluster: ClusterSpec,
+    layout: ServingLayout,
+    load: ServingLoad,
+    *,
+    engine: str = "vllm",
+    weights: str = "bf16",
+    cache: str = "bf16",
+    drafts: float = 0.0,
+) -> ServingEstimate:
+    """The steady state of one engine.
+
+    Args:
+        model, cluster, layout, load: what is served, on what, how, and to whom.
+        engine: of the calibration.
+        weights, cache: number formats of checkpoint and key-value cache.
+        drafts: tokens proposed by speculative decoding for each it checks.
+
+    Raises:
+        InputError: unknown engine or format, a layout that does not fit model or cluster, a load that is
+            not positive, or weights that leave no room for one request.
+    """
+    calibration = serving_calibration()
+    profile = calibration.profile(engine)
+    for name in load.__struct_fields__:
+        if getattr(load, name) < 1:
+            raise InputError("must be at least 1", field=name, value=getattr(load, name))
+    layout = layout.checked(model)
+    chips = cluster.num_nodes * cluster.server.num_chips
+    if layout.num_chips > chips:
+        raise InputError(
+            f"is more than the {chips} chips of the cluster", field="chips", value=layout.num_chips
+        )
+    formats = formats_of(model, weights, cache)
+    capacity = cache_capacity(cluster.chip, model, layout, formats)
+    if capacity.num_sequences(load.prompt + load.output) < 1:
+        raise InputError(
+            f"leaves {capacity.cache_bytes / 1e9:.1f} GB for the cache of a chip, too little for one "
+            f"request of {load.prompt + load.output:.0f} tokens: raise tp",
+            field="tp",
+            value=layout.tp,
+        )
+    pricer = IterationPricer(cluster.chip, cluster_links(cluster), model, layout, formats)
+    priced = priced_load(
+        pricer, capacity, [load.prompt], [load.output], [load.concurrency], profile.chunk_tokens, drafts
+    )
+    state = steady_state(priced, profile)
+    first, each = (calibration.spreads[f"{what}/{engine}"] for what in ("ttft", "tpot"))
+    ttft_s, tpot_s = float(state.ttft_s[0]), float(state.tpot_s[0])
+    stages = {name: float(np.asarray(value).ravel()[0]) for name, value in state.stages_s.items()}
+    rate = float(state.output_tokens_per_s[0])
+    return ServingEstimate(
+        model=model.name,
+        engine=engine,
+        layout=layout,
+        formats=formats,
+        ttft_s=ttft_s,
+        ttft_low_s=ttft_s * first.ratio_p10,
+        ttft_high_s=ttft_s * first.ratio_p90,
+        tpot_s=tpot_s,
+        tpot_low_s=tpot_s * each.ratio_p10,
+        tpot_high_s=tpot_s * each.ratio_p90,
+        output_tokens_per_s=rate,
+        output_tokens_per_s_per_chip=rate / layout.num_chips,
+        running=float(state.running[0]),
+        queue_s=float(state.queue_s[0]),
+        capacity_wait_s=float(state.capacity_wait_s[0]),
+        prompt_s=float(state.prompt_s[0]),
+        iteration_s=stages,
+        bottleneck=_bottleneck(stages, float(state.capacity_wait_s[0]), ttft_s),
+        capacity=capacity,
+        evidence=each,
+        assumptions=_assumptions(model, profile.chunk_tokens, drafts, profile.acceptance),
+    )
+
+
+def smallest_layout(
+    model: LlmSpec, cluster: ClusterSpec, load: ServingLoad, weights: str, cache: str
+) -> ServingLayout:
+    """The fewest chips of a scale-up domain, a power of two, whose cache holds the whole load.
+
+    Raises:
+        InputError: not even all chips of a domain hold one request.
+    """
+    formats = formats_of(model, weights, cache)
+    best: ServingLayout | None = None
+    degree = 1
+    while degree <= min(cluster.scaleup_size, cluster.num_nodes * cluster.server.num_chips, 8):
+        layout = ServingLayout(tp=degree, expert_tp=degree if model.is_moe else 1)
+        held = cache_capacity(cluster.chip, model, layout, formats).num_sequences(load.prompt + load.output)
+        if held >= 1 and best is None:
+            best = layout
+        if held >= load.concurrency:
+            return layout
+        if held >= 1:
+            best = layout
+        degree *= 2
+    if best is None:
+        raise InputError(
+            f"does not fit into {degree // 2} x {cluster.chip.name} with {weights} weights",
+            field="MODEL",
+            value=model.name,
+        )
+    return best
+
+
+def _bottleneck(stages: dict[str, float], waits_s: float, ttft_s: float) -> str:
+    if waits_s > 0.5 * ttft_s:
+        return "cache_capacity"
+    return max(stages, key=lambda name: stages[name])
+
+
+def _assumptions(model: LlmSpec, chunk_tokens: float, drafts: float, acceptance: float) -> list[str]:
+    assumed = [
+        "closed load: each request is followed by the next at once; lengths near their means",
+        f"chunks of at most {chunk_tokens:.0f} prompt tokens; CUDA graphs; no prefix is found in the cache",
+        "90 % of a chip's memory is the engine's, 3 GB of it not for weights or cache",
+    ]
+    if model.is_moe:
+        assumed.append("experts drawn evenly; the busiest expert rank gets up to 20 % more than the mean")
+    if drafts:
+        assumed.append(f"{drafts:.0f} drafts, each accepted with {acceptance:.0%}")
+    assumed += [f"not priced: {part}" for part in model.left_out]
+    return assumed
