@@ -11,7 +11,6 @@ peers are installed into environments of their own under `.benchmarks/`, once.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import resource
 import subprocess
@@ -125,10 +124,10 @@ def accuracy_cases(data: Path | None) -> tuple[list[dict[str, Any]], list[float]
     if data is None:
         return [], []
     from groundplane.perfmodel.case_prices import CasePricer
-    from groundplane.perfmodel.published import Case, case_of, runs_of
+    from groundplane.perfmodel.published import COLUMNS, Case, case_of, runs_of
+    from groundplane.perfmodel.validation.table import read_table
 
-    with data.open(newline="") as file:
-        runs = runs_of(list(csv.DictReader(file)))
+    runs = runs_of(read_table(data, COLUMNS))
     found = [case for case in (case_of(run) for run in runs) if isinstance(case, Case) and case.complete]
     ours = CasePricer(found).step_s(training_calibration().by_name())
     return [plain_case(case) for case in found], [float(value) for value in ours]

@@ -52,8 +52,8 @@ def training(data: Path | None, as_json: bool) -> None:
         click.echo("\nThe layout picked in each sweep, measured against the best measured one:")
         for one in found.ranking:
             click.echo(
-                f"{one.source[:60]:<62}{one.num_sweeps:>3} sweeps  median {one.median_behind_pct:.1f} % behind, "
-                f"90th percentile {one.p90_behind_pct:.1f} %"
+                f"{one.source[:60]:<62}{one.num_sweeps:>3} sweeps  "
+                f"median {one.median_behind_pct:.1f} % behind, 90th percentile {one.p90_behind_pct:.1f} %"
             )
     counts = ", ".join(f"{name} {count}" for name, count in found.parameters.items())
     click.echo(f"\nFitted numbers of each stack profile: {counts}")

@@ -16,6 +16,7 @@ from groundplane.perfmodel.evidence import FloatArray
 from groundplane.perfmodel.null_model import fit_null, null_step_s
 from groundplane.perfmodel.profiles import FITTED, TrainingCalibration, training_calibration
 from groundplane.perfmodel.published import COLUMNS, Case, Run, case_of, runs_of
+from groundplane.perfmodel.validation.ranking import Ranking, rankings
 from groundplane.perfmodel.validation.report import Errors, Excluded, Outcome, Report, errors_of, report_of
 from groundplane.perfmodel.validation.table import read_table, shipped_table
 
@@ -26,6 +27,7 @@ class TrainingReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `left_out` holds, for each source, its errors under the profile that was fitted without it. `null_pooled`
     and `null_inferred` are the errors of the null model, whose one number is fitted to these very rows.
     `parameters` counts each stack's fitted numbers.
+    `ranking` says how good the layouts are that the model would pick in each sweep.
     """
 
     report: Report
@@ -33,6 +35,7 @@ class TrainingReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     null_pooled: Errors
     null_inferred: Errors
     parameters: dict[str, int]
+    ranking: list[Ranking]
 
 
 def validate_training(data: str | Path | None = None) -> TrainingReport:
@@ -59,6 +62,7 @@ def validate_training(data: str | Path | None = None) -> TrainingReport:
         errors_of("null model, pooled", (one for one in null_outcomes if not one.inferred)),
         errors_of("null model, inferred", (one for one in null_outcomes if one.inferred)),
         {profile.name: len(FITTED) for profile in calibration.profiles},
+        rankings(cases, predicted),
     )
 
 
