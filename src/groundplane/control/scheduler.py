@@ -168,8 +168,11 @@ class Scheduler:
         context = self._context
         if context.pools.num_free() == 0:
             return
-        turns = Turns(context.shares, ((leaf, gang, line) for (leaf, gang), line in lines.items()))
-        full: dict[Gang, None] = {}  # gangs without room
+        rooms = {gang: context.pools.have_room(gang) for gang in dict.fromkeys(gang for _, gang in lines)}
+        full = {gang: None for gang, has_room in rooms.items() if not has_room}  # gangs without room
+        turns = Turns(
+            context.shares, [(leaf, gang, line) for (leaf, gang), line in lines.items() if rooms[gang]]
+        )
         full_beside: dict[Gang, None] = {}  # gangs without room beside the plan
         while (turn := turns.next()) is not None:
             entry, num_stepped_over, gang, leaf, line = turn

@@ -29,9 +29,10 @@ Key = tuple[tuple[bool, int, str], ...]
 
 
 class Shares:
-    """Usage and order of the queues in `state`."""
+    """Usage and order of the queues in `state`. `num_changes` grows when the order may have changed."""
 
     def __init__(self, state: CoreState) -> None:
+        self.num_changes = 0
         self._state = state
         self._decay = _decay_table()
         self._totals: dict[str, int] = {}
@@ -57,6 +58,7 @@ class Shares:
         state.queues = {rule.queue_id: rule for rule in policy.queues}
         state.half_life_ns = policy.half_life_ns
         state.usage = {}
+        self.num_changes += 1
         for work in state.works.values():
             if work.placement:
                 self.add(work)
@@ -116,6 +118,7 @@ class Shares:
         state = self._state
         if not state.queues:
             return
+        self.num_changes += 1
         gang = work.gang
         num_devices = sign * gang.num_ranks * gang.devices_per_rank
         kind = state.nodes[work.placement[0].node_id].device_kind

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from groundplane.control.events import Gang
 from groundplane.control.queue import Entry, Line
-from groundplane.control.shares import Shares
+from groundplane.control.shares import Key, Shares
 
 
 class Turn(NamedTuple):
@@ -45,13 +45,14 @@ class Turns:
         for number, (leaf, gang, line) in enumerate(lines):
             self._push(leaf, (line.first(), number, 0, gang, line))
         self._last_number = 0
+        self._keys: dict[str, Key] = {}
+        self._num_changes = shares.num_changes
 
     def next(self) -> Turn | None:
         """The entry whose turn it is; its line waits until `go_on` or is done."""
         if not self._heaps:
             return None
-        is_alone = len(self._heaps) == 1
-        leaf = next(iter(self._heaps)) if is_alone else min(self._heaps, key=self._shares.key)
+        leaf = next(iter(self._heaps)) if len(self._heaps) == 1 else min(self._heaps, key=self._key)
         heap = self._heaps[leaf]
         entry, self._last_number, num_stepped_over, gang, line = heapq.heappop(heap)
         if not heap:
@@ -67,6 +68,16 @@ class Turns:
     def skip_queue(self, leaf: str) -> None:
         """Nothing more of this queue in this pass."""
         self._heaps.pop(leaf, None)
+
+    def _key(self, leaf: str) -> Key:
+        """The queue's key, made anew only after a start has changed what some queue holds."""
+        if self._num_changes != self._shares.num_changes:
+            self._num_changes = self._shares.num_changes
+            self._keys.clear()
+        key = self._keys.get(leaf)
+        if key is None:
+            key = self._keys[leaf] = self._shares.key(leaf)
+        return key
 
     def _push(self, leaf: str, first: tuple[Entry, int, int, Gang, Line]) -> None:
         if self._ahead_of is None or is_ahead(leaf, first[0], *self._ahead_of):
