@@ -148,8 +148,8 @@ def parse_layout(text: str) -> dict[str, float]:
     known = {
         "tp": "tp", "cp": "cp", "pp": "pp", "vpp": "vpp", "ep": "ep", "etp": "etp", "dp": "dp",
         "mb": "micro_batch", "micro": "micro_batch", "micro_batch": "micro_batch", "num_micro": "num_micro",
-        "zero": "zero", "shard": "shard", "sp": "sequence_parallel", "recompute": "recompute", "recompute_share": "recompute_share",
-        "schedule": "schedule",
+        "zero": "zero", "shard": "shard", "sp": "sequence_parallel", "schedule": "schedule",
+        "recompute": "recompute", "recompute_share": "recompute_share",
     }  # fmt: skip
     fields: dict[str, float] = {}
     for part in filter(None, re.split(r"[,\s]+", text)):
