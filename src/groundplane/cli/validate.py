@@ -107,6 +107,9 @@ def serving(data: Path | None, as_json: bool) -> None:
     for name in ("sources", "by_chip", "by_engine", "by_model", "by_precision", "leave_one_model_out"):
         show_serving(name.replace("_", " "), getattr(found, name))
     show_serving("all", [found.pooled, found.inferred])
+    for one in [*found.sources, found.pooled]:
+        if one.throughput_median_abs_pct is not None:
+            click.echo(f"output tokens/s, {one.source}: {one.throughput_median_abs_pct:.1f} % median error")
     if found.excluded:
         click.echo(f"\nNot compared: {len(found.excluded)} rows")
 

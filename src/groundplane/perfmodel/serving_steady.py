@@ -17,7 +17,7 @@ from groundplane.perfmodel.serving import Iteration, IterationPricer
 from groundplane.perfmodel.serving_layout import CacheCapacity
 from groundplane.perfmodel.serving_profiles import EngineProfile, total_s
 
-_MOST_SEQUENCES = 2048.0
+MOST_SEQUENCES = 2048.0
 """Sequences that an engine runs at most, over all data-parallel ranks of one chip each: engines' own limits
 are 256 to 2,048."""
 
@@ -81,7 +81,7 @@ def priced_load(
     ranks = np.asarray(float(pricer.layout.attention_dp))
     each = np.maximum(load / ranks, 1.0)
     room = np.array([capacity.num_sequences(float(t)) for t in (tokens_in + tokens_out / 2.0).ravel()])
-    running = np.maximum(np.minimum(each, np.minimum(room.reshape(each.shape), _MOST_SEQUENCES)), 1.0)
+    running = np.maximum(np.minimum(each, np.minimum(room.reshape(each.shape), MOST_SEQUENCES)), 1.0)
     chunks = np.ceil(tokens_in / chunk_tokens)
     context = tokens_in + tokens_out / 2.0
     part = tokens_in / chunks

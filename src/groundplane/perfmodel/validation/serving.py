@@ -10,10 +10,13 @@ import msgspec
 import numpy as np
 
 from groundplane.perfmodel.serving_profiles import ServingCalibration, serving_calibration
-from groundplane.perfmodel.validation.report import Excluded
+from groundplane.perfmodel.validation.report import Excluded, Outcome
+from groundplane.perfmodel.validation.report import errors_of as plain_errors_of
 from groundplane.perfmodel.validation.serving_prices import ServingPricer
 from groundplane.perfmodel.validation.serving_rows import COLUMNS, ServingCase, cases_of
-from groundplane.perfmodel.validation.table import read_table, shipped_table
+from groundplane.perfmodel.validation.serving_throughput import COLUMNS as THROUGHPUT_COLUMNS
+from groundplane.perfmodel.validation.serving_throughput import throughput_outcomes
+from groundplane.perfmodel.validation.table import Row, read_table, shipped_table
 
 
 class ServingErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +33,8 @@ class ServingErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tpot_bias_pct: float | None = None
     tpot_coverage_pct: float | None = None
     throughput_median_abs_pct: float | None = None
+    throughput_mean_abs_pct: float | None = None
+    throughput_bias_pct: float | None = None
     coverage_pct: float | None = None
     predicted_pct: float | None = None
 
@@ -62,11 +67,14 @@ def validate_serving(data: str | Path | None = None) -> ServingReport:
     """Compares serving runs; without `data` the cited ones of the catalogue.
 
     Args:
-        data: a CSV file with the columns `COLUMNS`, one run a row.
+        data: a CSV file with the columns `COLUMNS`, one run a row, or of throughput (`THROUGHPUT_COLUMNS`),
+            recognised by its column `metric`.
 
     Raises:
         InputError: unreadable file, a missing column, or a value that is no positive number.
     """
+    if data is not None and "metric" in read_table(data, ())[0].values:
+        return _throughput_report(read_table(data, THROUGHPUT_COLUMNS))
     rows = shipped_table("points_serving.csv", COLUMNS) if data is None else read_table(data, COLUMNS)
     cases, excluded = cases_of(rows)
     calibration = serving_calibration()
@@ -89,6 +97,30 @@ def validate_serving(data: str | Path | None = None) -> ServingReport:
         by_precision=_grouped(complete, lambda case: case.precision),
         leave_one_model_out=_left_out(pricer, calibration),
         excluded=sorted(excluded, key=lambda one: one.row),
+    )
+
+
+def _throughput_report(rows: list[Row]) -> ServingReport:
+    outcomes, excluded = throughput_outcomes(rows)
+    groups: dict[str, list[Outcome]] = {"pooled": outcomes}
+    for one in outcomes:
+        groups.setdefault(one.source, []).append(one)
+    pooled, *sources = (_throughput_errors(name, members) for name, members in groups.items())
+    nothing = ServingErrors("inferred", 0)
+    return ServingReport(sources, pooled, nothing, [], [], [], [], [], excluded)
+
+
+def _throughput_errors(name: str, outcomes: list[Outcome]) -> ServingErrors:
+    if not outcomes:
+        return ServingErrors(name, 0)
+    plain = plain_errors_of(name, outcomes)
+    return ServingErrors(
+        name,
+        len(outcomes),
+        throughput_median_abs_pct=plain.median_abs_pct,
+        throughput_mean_abs_pct=plain.mean_abs_pct,
+        throughput_bias_pct=plain.bias_pct,
+        coverage_pct=plain.coverage_pct,
     )
 
 
