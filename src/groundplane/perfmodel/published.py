@@ -426,7 +426,7 @@ def _candidates(
         opened.append("recompute")
     ways = _RECOMPUTE_WAYS if recompute is None else ({"recompute": float(recompute)},)
     if model.is_moe and "ep" not in fixed:
-        fixed["ep"] = 1.0
+        raise InputError("a mixture of experts that states no expert parallelism")
     return [
         fixed | {"micro_batch": size, "num_micro": total / (size * replicas)} | way
         for size in sizes

@@ -6,6 +6,8 @@ gradient). Nothing here knows of a whole step: `perfmodel.eager` adds operators 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import mmap
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -45,6 +47,12 @@ QUICK_ELEMENTS = (1 << 12, 1 << 18, 7 << 20)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MAPPED_BYTES = 48 << 20
 ROW = 256
+ROTATED_BYTES = 32 << 20
+"""Operands of so much memory take turns: in a step each tensor is touched again only after all the others."""
+
+MOST_SETS = 64
+Indexed = Callable[[int], object]
+Sets = list[tuple[torch.Tensor, ...]]
 
 
 def measure(watch: Stopwatch, dtypes: tuple[str, ...], *, quick: bool) -> Iterator[Point]:
@@ -66,18 +74,17 @@ def matmuls(watch: Stopwatch, dtype: str, shapes: tuple[tuple[int, int, int], ..
     """The three products of a linear layer, each in the memory layout that autograd gives it."""
     kind = DTYPES[dtype]
     for m, n, k in shapes:
-        x = torch.randn(m, k, dtype=kind)
-        weight = torch.randn(n, k, dtype=kind)
-        y = torch.randn(m, n, dtype=kind)
-        products: tuple[
-            tuple[Literal["forward", "data_gradient", "weight_gradient"], Callable[[], object]], ...
-        ] = (
-            ("forward", lambda x=x, weight=weight: x @ weight.t()),  # type: ignore[misc]
-            ("data_gradient", lambda y=y, weight=weight: y @ weight),  # type: ignore[misc]
-            ("weight_gradient", lambda x=x, y=y: y.t() @ x),  # type: ignore[misc]
+        sets = _num_sets((m * k + n * k + m * n) * kind.itemsize)
+        x = [torch.ones(m, k, dtype=kind) for _ in range(sets)]
+        weight = [torch.ones(n, k, dtype=kind) for _ in range(sets)]
+        y = [torch.ones(m, n, dtype=kind) for _ in range(sets)]
+        products: tuple[tuple[Literal["forward", "data_gradient", "weight_gradient"], Indexed], ...] = (
+            ("forward", lambda i, x=x, weight=weight: x[i] @ weight[i].t()),  # type: ignore[misc]
+            ("data_gradient", lambda i, y=y, weight=weight: y[i] @ weight[i]),  # type: ignore[misc]
+            ("weight_gradient", lambda i, x=x, y=y: y[i].t() @ x[i]),  # type: ignore[misc]
         )
         for which, product in products:
-            yield MatmulPoint(dtype, m, n, k, watch.time_s(product), which=which)
+            yield MatmulPoint(dtype, m, n, k, watch.time_s(_rotating(product, sets)), which=which)
 
 
 def attentions(
@@ -85,15 +92,19 @@ def attentions(
 ) -> Iterator[AttentionPoint]:
     """Causal scaled-dot-product attention, forward and backward."""
     for batch, seq, heads, kv_heads, head_dim in shapes:
-        q, k, v = (
-            torch.randn(batch, heads, seq, head_dim, dtype=DTYPES[dtype], requires_grad=True)
-            for _ in range(3)
-        )
+        sets = _num_sets(3 * batch * heads * seq * head_dim * DTYPES[dtype].itemsize)
+        inputs = [
+            tuple(
+                torch.ones(batch, heads, seq, head_dim, dtype=DTYPES[dtype], requires_grad=True)
+                for _ in range(3)
+            )
+            for _ in range(sets)
+        ]
 
-        def attention(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> torch.Tensor:
+        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-        forward_s, backward_s = _both(watch, attention, (q, k, v))
+        forward_s, backward_s = _both(watch, attention, inputs)
         yield AttentionPoint(dtype, batch, seq, heads, kv_heads, head_dim, forward_s, backward_s)
 
 
@@ -102,29 +113,29 @@ def operators(watch: Stopwatch, dtype: str, sizes: tuple[int, ...]) -> Iterator[
     kind = DTYPES[dtype]
     for elements in sizes:
         rows = elements // ROW
-        x = torch.randn(rows, ROW, dtype=kind, requires_grad=True)
-        y = torch.randn(rows, ROW, dtype=kind, requires_grad=True)
-        scale = torch.ones(ROW, dtype=kind, requires_grad=True)
-        cases: dict[str, tuple[Callable[[], torch.Tensor], tuple[torch.Tensor, ...]]] = {
-            "multiply": (lambda x=x, y=y: x * y, (x, y)),  # type: ignore[misc]
-            "add": (lambda x=x, y=y: x + y, (x, y)),  # type: ignore[misc]
-            "silu": (lambda x=x: functional.silu(x), (x,)),  # type: ignore[misc]
-            "rms_norm": (lambda x=x, s=scale: _rms_norm(x, s), (x, scale)),  # type: ignore[misc]
-            "copy": (lambda x=x: _transposed(x), (x,)),  # type: ignore[misc]
+        sets = _num_sets(3 * elements * kind.itemsize)
+
+        def some(*shape: int, kind: torch.dtype = kind, sets: int = sets) -> list[torch.Tensor]:
+            return [torch.ones(*shape, dtype=kind, requires_grad=True) for _ in range(sets)]
+
+        x, y, scale = some(rows, ROW), some(rows, ROW), some(ROW)
+        cases: dict[str, tuple[Callable[..., torch.Tensor], Sets]] = {
+            "multiply": (torch.mul, list(zip(x, y, strict=True))),
+            "add": (torch.add, list(zip(x, y, strict=True))),
+            "silu": (functional.silu, [(one,) for one in x]),
+            "rms_norm": (_rms_norm, list(zip(x, scale, strict=True))),
+            "copy": (_transposed, [(one,) for one in x]),
         }
         if dtype == "bf16":
-            wide = torch.randn(rows, ROW, requires_grad=True)
-            cases["cast"] = (lambda w=wide: w.to(torch.bfloat16), (wide,))  # type: ignore[misc]
+            wide: Sets = [(one,) for one in some(rows, ROW, kind=torch.float32)]
+            cases["cast"] = (_narrowed, wide)
         else:
             width = min(4096, max(ROW, elements // 16))
-            logits = torch.randn(elements // width, width, requires_grad=True)
-            targets = torch.randint(0, width, (elements // width,))
-            cases["cross_entropy"] = (
-                lambda x=logits, t=targets: functional.cross_entropy(x, t, reduction="sum"),  # type: ignore[misc]
-                (logits,),
-            )
-        for name, (operation, leaves) in cases.items():
-            forward_s, backward_s = _both(watch, operation, leaves)
+            targets = torch.zeros(elements // width, dtype=torch.int64)
+            logits: Sets = [(one,) for one in some(elements // width, width)]
+            cases["cross_entropy"] = (functools.partial(functional.cross_entropy, target=targets), logits)
+        for name, (operation, inputs) in cases.items():
+            forward_s, backward_s = _both(watch, operation, inputs)
             yield OperatorPoint(name, dtype, elements, forward_s, backward_s)
     if dtype == "fp32":
         yield from _optimizer(watch, sizes)
@@ -132,6 +143,10 @@ def operators(watch: Stopwatch, dtype: str, sizes: tuple[int, ...]) -> Iterator[
 
 def _rms_norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return functional.rms_norm(x, (ROW,), scale, 1e-6)
+
+
+def _narrowed(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.bfloat16)
 
 
 def _transposed(x: torch.Tensor) -> torch.Tensor:
@@ -152,18 +167,28 @@ def _optimizer(watch: Stopwatch, sizes: tuple[int, ...]) -> Iterator[OperatorPoi
         yield OperatorPoint("clip", "fp32", elements, clip_s)
 
 
-def _both(
-    watch: Stopwatch, operation: Callable[[], torch.Tensor], leaves: tuple[torch.Tensor, ...]
-) -> tuple[float, float]:
-    """Seconds forward and backward of an operation; gradients are made anew each time, as in training."""
-    forward_s = watch.time_s(operation)
-    result = operation()
-    gradient = torch.ones_like(result)
+def _num_sets(set_bytes: int) -> int:
+    """How many sets of operands take turns, so that none is found in a cache that training would not find it
+    in."""
+    return max(1, min(MOST_SETS, ROTATED_BYTES // set_bytes))
 
-    def backward() -> Any:
-        return torch.autograd.grad(result, leaves, gradient, retain_graph=True)
 
-    return forward_s, watch.time_s(backward)
+def _rotating(operation: Indexed, sets: int) -> Callable[[], object]:
+    """The operation on one set of operands after the other."""
+    turns = itertools.cycle(range(sets))
+    return lambda: operation(next(turns))
+
+
+def _both(watch: Stopwatch, operation: Callable[..., torch.Tensor], inputs: Sets) -> tuple[float, float]:
+    """Seconds forward and backward of an operation over sets of inputs; gradients are made anew each time."""
+    forward_s = watch.time_s(_rotating(lambda i: operation(*inputs[i]), len(inputs)))
+    results = [operation(*one) for one in inputs]
+    gradients = [torch.ones_like(result) for result in results]
+
+    def backward(i: int) -> Any:
+        return torch.autograd.grad(results[i], inputs[i], gradients[i], retain_graph=True)
+
+    return forward_s, watch.time_s(_rotating(backward, len(inputs)))
 
 
 def overheads(watch: Stopwatch) -> Iterator[OverheadPoint]:
