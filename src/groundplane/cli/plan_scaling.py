@@ -64,11 +64,12 @@ def scaling_command(
     tokens = seq if seq is not None else min(spec.max_positions or 8192, 8192)
     if tokens < 1:
         raise InputError("must be a positive integer", field="--seq", value=tokens)
+    profile = stack_profile(stack)
     study = Study(
         TrainingJob(spec, tokens, Precision(linear=precision)),
         cluster_sizes(cluster_name),
-        stack_profile(stack),
-        memory_profile(stack),
+        profile,
+        memory_profile(profile.name),
         parse_layout(layout),
         tuple(part.strip() for part in schedules.split(",")),
     )

@@ -66,7 +66,7 @@ class Question:
             self.job,
             lambda _: self.cluster,
             stack_profile(self.stack),
-            memory_profile(self.stack),
+            memory_profile(stack_profile(self.stack).name),
             self.fixed,
             self.schedules,
             self.residuals,
@@ -178,7 +178,7 @@ def ask(
             raise InputError("must be a positive integer", field=name, value=value)
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS, field="precision")
-    stack_profile(stack)
+    profile = stack_profile(stack)
     formats = where.chip.peak_flops_per_s
     narrow = precision.split("_", maxsplit=1)[0]
     # 16-bit formats stand in for each other; a scaled format that a chip lacks would only be slower.
@@ -193,7 +193,7 @@ def ask(
         global_batch,
         given,
         stack,
-        training_calibration().spread_of(stack),
+        training_calibration().spread_of(profile.name),
         schedules,
     )
     check_fixed(question.space)
@@ -263,7 +263,7 @@ def _memory(question: Question, layout: Layouts) -> MemoryVerdict:
         question.job.model,
         question.job.seq,
         layout,
-        memory_profile(question.stack),
+        memory_profile(stack_profile(question.stack).name),
         question.cluster.chip.memory_bytes,
         activation_bytes=question.job.precision.activation_bytes,
     )

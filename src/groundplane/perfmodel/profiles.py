@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from groundplane.perfmodel.evidence import Evidence
 from groundplane.spec.errors import unknown_name
+from groundplane.spec.load import load
 
 
 class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,9 +121,12 @@ class TrainingCalibration(Struct, frozen=True, forbid_unknown_fields=True):
         return {profile.name: profile for profile in self.profiles}
 
     def spread_of(self, stack: str, *, complete: bool = True) -> Evidence:
-        """The residuals that stand for a prediction of a stack."""
+        """The residuals that stand for a stack, or for the one it is a variant of (NAME-VARIANT)."""
         suffix = "" if complete else ", inferred"
-        return self.spreads.get(stack + suffix) or self.spreads["any" + suffix]
+        known = [name for name in self.by_name() if f"{stack}-".startswith(f"{name}-")]
+        kin = sorted(known, key=len, reverse=True)
+        found = next((self.spreads[name + suffix] for name in kin if name + suffix in self.spreads), None)
+        return found or self.spreads["any" + suffix]
 
 
 @functools.cache
@@ -132,13 +136,15 @@ def training_calibration() -> TrainingCalibration:
     return msgspec.json.decode(text, type=TrainingCalibration)
 
 
-def stack_profile(name: str) -> StackProfile:
-    """The profile of a stack.
+def stack_profile(name_or_file: str) -> StackProfile:
+    """The profile of a stack, by name or from a file that `groundplane calibrate` wrote.
 
     Raises:
-        InputError: unknown name.
+        InputError: unknown name (with the nearest), or anything wrong in the file.
     """
+    if name_or_file.endswith((".yaml", ".yml", ".toml", ".json")):
+        return load(name_or_file, StackProfile)
     profiles = training_calibration().by_name()
-    if name not in profiles:
-        raise unknown_name("software stack", name, profiles)
-    return profiles[name]
+    if name_or_file not in profiles:
+        raise unknown_name("software stack", name_or_file, profiles)
+    return profiles[name_or_file]
