@@ -31,7 +31,7 @@ from groundplane.control.turns import Turns, is_ahead
 from groundplane.spec.errors import InvariantError
 
 BACKFILL_DEPTH = 100
-"""How many entries of one line a pass steps over that would have room now but would delay the head."""
+"""How many entries a pass steps over that would have room now but would delay the head."""
 
 Start = Callable[[Entry, tuple[RankPlacement, ...]], None]
 
@@ -170,6 +170,7 @@ class Scheduler:
             return
         rooms = {gang: context.pools.have_room(gang) for gang in dict.fromkeys(gang for _, gang in lines)}
         full = {gang: None for gang, has_room in rooms.items() if not has_room}  # gangs without room
+        num_in_pass = 0
         turns = Turns(
             context.shares, [(leaf, gang, line) for (leaf, gang), line in lines.items() if rooms[gang]]
         )
@@ -192,11 +193,12 @@ class Scheduler:
                     placement = context.pools.place(gang)
             if placement is None:
                 num_stepped_over += 1
+                num_in_pass += 1
             else:
                 if line is not context.queue.lines.get((leaf, gang)):
                     line.remove(entry)  # from the copy, as starting does from the queue
                 self._start(entry, placement)
-            if num_stepped_over <= BACKFILL_DEPTH:
+            if placement is not None or num_in_pass <= BACKFILL_DEPTH:
                 turns.go_on(turn, num_stepped_over)
 
     def _made_plan(self) -> HeadPlan:
