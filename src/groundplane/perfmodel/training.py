@@ -132,13 +132,15 @@ class StepModel:
         return layers, edges
 
     def _free_s(self, profile: StackProfile, stages: dict[str, FloatArray]) -> FloatArray:
-        """Seconds of computing in a step beside which nothing else travels yet (see `spent`)."""
+        """Seconds of a step beside which nothing else travels yet (see `spent`): computing, and gaps in which
+        the chip waits for the host, so that a faster chip under the same host is never slower."""
         layouts = self.layouts
         free = stages["matmul"] + stages["attention"] + stages["memory_bound"]
         tied = (layouts.tp > 1) & profile.ties_tensor_backward
         free = free - np.where(tied, 0.5 * stages["matmul"], 0.0)
         free = free - np.where(layouts.cp > 1, stages["attention"], 0.0)
-        return np.where(self._hides_experts[self._own], 0.0, np.maximum(free, 0.0))
+        free = np.where(self._hides_experts[self._own], 0.0, np.maximum(free, 0.0))
+        return free + stages["launch"]
 
     def _deal(self, facts: StackProfile, layers: list[LayerSpec]) -> list[tuple[np.ndarray, list[StageKind]]]:
         """For each pipeline length, where its layouts are and what its stages hold."""
