@@ -159,3 +159,31 @@ def test_a_finished_job_is_left_alone(undisturbed: Path, tmp_path: Path) -> None
     assert launch.run_local(undisturbed, tmp_path / "again", 1) == [0]
     assert (undisturbed / "final.json").stat().st_mtime_ns == before
     assert "already complete" in (tmp_path / "again" / "rank-0.log").read_text()
+
+
+def processes_naming(folder: Path) -> list[int]:
+    """Pids of processes whose environment names a job's folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if os.fsencode(folder) in environment:
+                found.append(int(entry.name))
+    return found
+
+
+def test_the_process_that_builds_tokens_ends_with_its_rank(
+    corpus: Path, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    job_dir = tmp_path / "job"
+    launch.write_spec(job_dir, tiny_spec(corpus))
+    gang = launch.LocalGang(job_dir, tmp_path / "work", 1)
+    try:
+        assert wait_for(there(job_dir, "*.tmp.*"), gang)
+        gang.processes[0].send_signal(signal.SIGKILL)
+        eventually(lambda: not processes_naming(job_dir), 60.0, "the end of all processes of the job")
+    finally:
+        gang.kill()

@@ -6,10 +6,13 @@ The tokenizer is byte-level BPE with GPT-2's pre-tokenizer, because llama.cpp kn
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +20,7 @@ import msgspec
 import numpy as np
 
 from groundplane.platform.training import corpus
+from groundplane.platform.training.failures import TrainingFailure
 from groundplane.platform.training.files import publish_once, remove_tree, sha256_file, write_json
 from groundplane.spec.errors import InputError
 from groundplane.spec.job import TrainSpec
@@ -35,6 +39,8 @@ CHAT_TEMPLATE: Final = (
 TRAINING_TEXT_LIMIT_BYTES: Final = 4 << 20
 """Text that the merges are learnt from, taken evenly from all documents: enough for small vocabularies."""
 _ENCODED_TOGETHER: Final = 32
+_PR_SET_PDEATHSIG: Final = 1
+"""From linux/prctl.h."""
 
 
 class DataInfo(msgspec.Struct, frozen=True):
@@ -61,9 +67,20 @@ def prepare(job_dir: Path, spec: TrainSpec, *, attempt: str) -> DataInfo:
     tokenizer_dir, data_dir = job_dir / "tokenizer", job_dir / "data"
     if not (tokenizer_dir.is_dir() and data_dir.is_dir()):
         # In a process of its own: what reading a corpus takes would stay with the rank while it trains.
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
-            other.submit(_build, job_dir, spec, attempt).result()
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent) as other:
+            try:
+                other.submit(_build, job_dir, spec, attempt).result()
+            except BrokenProcessPool:
+                raise TrainingFailure("the process that builds the tokens was killed") from None
     return _checked(data_dir, spec, tokenizer_id(tokenizer_dir))
+
+
+def _end_with_parent() -> None:
+    """A pool's process waits for its parent for ever, also for one that was killed; the kernel ends it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot be ended with its parent")
 
 
 def _build(job_dir: Path, spec: TrainSpec, attempt: str) -> None:
