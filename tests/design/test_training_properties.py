@@ -50,7 +50,7 @@ def test_no_better_part_makes_any_layout_slower(case: tuple[str, str, int], seed
 @settings(max_examples=4, deadline=None)
 @given(st.sampled_from(CASES), st.integers(min_value=0, max_value=2**31))
 def test_twice_the_batch_never_lowers_the_tokens_of_a_chip(case: tuple[str, str, int], seed: int) -> None:
-    """Twice the micro-batches of a layout: bubble, exchange, optimizer and overhead spread over more work, and
+    """Twice the micro-batches of a layout: bubble, exchange, optimizer and overhead spread over more
     nothing costs more a micro-batch."""
     model, where, seq = case
     job, cluster = TrainingJob(resolve_llm(model), seq), resolve_cluster(where)
