@@ -38,6 +38,7 @@ COMMANDS = {
     "keys": ("groundplane.cli.keys", "Make, list and revoke API keys."),
     "schema": ("groundplane.cli.schema", "Print the JSON Schema of a spec file, for editors."),
     "catalog": ("groundplane.cli.catalog", "Show chips, servers and models, with their sources."),
+    "calibrate": ("groundplane.cli.calibrate", "Fit a stack's profile to your own runs."),
     "validate": ("groundplane.cli.validate", "Compare predictions with published measurements."),
     "tour": ("groundplane.cli.tour", "The whole story on this machine, in minutes."),
 }
