@@ -166,3 +166,21 @@ def test_a_second_tour_leaves_a_running_one_alone(tmp_path: Path) -> None:
             Tour(folder, Stage(quiet=True), keep=False).run()
         assert (folder / "result.json").exists()
         other.stdin.close()
+
+
+def test_an_unforeseen_exception_is_one_line_and_a_file(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def breaks(**_: object) -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(command_line.root, "main", breaks)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(SystemExit) as ending:
+        command_line.main()
+    (report,) = tmp_path.iterdir()
+    assert ending.value.code == 3
+    assert capfd.readouterr().err == (
+        f"groundplane: this is a bug in Groundplane, please report it with {report}: RuntimeError: first line\n"
+    )
+    assert "Traceback" in report.read_text() and "second line" in report.read_text()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+import tempfile
+import traceback
+from typing import Any, NoReturn
 
 import click
 
@@ -104,11 +106,13 @@ def main() -> None:
     except ImportError as error:
         extra = missing_extra(error.name or "")
         if extra is None:
-            raise
+            fail(bug_report(error), 3)
         fail(
             f"needs the {extra!r} extra: pip install 'groundplane[{extra}]' ({error.name} is not installed)",
             2,
         )
+    except Exception as error:  # noqa: BLE001  the one place behind which there is only the user
+        fail(bug_report(error), 3)
     else:
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -121,12 +125,22 @@ EXTRA_OF_MODULE = {
 }  # fmt: skip
 
 
+def bug_report(error: Exception) -> str:
+    """One line on an exception that nobody foresaw; its traceback goes to a file to send with the report."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="groundplane-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
+        file.write("".join(traceback.format_exception(error)))
+    what = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return f"this is a bug in Groundplane, please report it with {file.name}: {what}"
+
+
 def missing_extra(module: str) -> str | None:
     """The extra that brings a top-level module, or None for a module that no extra brings."""
     return EXTRA_OF_MODULE.get(module.partition(".")[0])
 
 
-def fail(message: str, code: int) -> None:
+def fail(message: str, code: int) -> NoReturn:
     """Prints one line on standard error and exits."""
     click.echo(f"groundplane: {message}", err=True)
     sys.exit(code)
