@@ -11,11 +11,24 @@ from typing import Literal
 from msgspec import Struct
 
 
+class PlacedPart(Struct, frozen=True, forbid_unknown_fields=True):
+    """The part of a device that a rank has: a MIG instance of `profile` from slice `start` on, or a fraction.
+
+    A fraction has `units` of 7,000 of the compute and at most `memory_bytes` of the memory (0: no cap).
+    """
+
+    units: int
+    memory_bytes: int
+    profile: str = ""
+    start: int = -1
+
+
 class RankPlacement(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where one rank runs: its node and the indices of its devices there."""
+    """Where one rank runs: its node and the indices of its devices there, or the part of the one device."""
 
     node_id: str
     devices: tuple[int, ...]
+    part: PlacedPart | None = None
 
 
 class Action(Struct, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -24,7 +24,7 @@ from groundplane.control.services import Services
 from groundplane.control.state import CoreState, Work
 from groundplane.spec.errors import InputError, InvariantError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Grows with every change of `CoreState` that an older snapshot does not fit."""
 
 

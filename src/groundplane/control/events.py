@@ -14,16 +14,46 @@ from msgspec import Struct
 from groundplane.spec.errors import InputError
 
 
-class Gang(Struct, frozen=True, forbid_unknown_fields=True):
-    """All-or-nothing request: `num_ranks` processes, each on one node with its devices and memory."""
+UNITS_PER_DEVICE = 7000
+"""The integer unit of a part of a device: a MIG compute slice is 1,000 of them, one per mille is 7."""
+
+
+class DevicePart(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of one device, beside other parts: a MIG instance if a `profile` is named, else a fraction.
+
+    `units` is its compute in 1 / `UNITS_PER_DEVICE`, which is what quotas and accounts count. A fraction may
+    use no more than `memory_bytes` of the device's memory (0 for any that is free); a profile has its own.
+    """
+
+    units: int
+    memory_bytes: int = 0
+    profile: str = ""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "units")
+        _at_least(self, 0, "memory_bytes")
+        if self.units > UNITS_PER_DEVICE:
+            raise InputError(f"must be at most {UNITS_PER_DEVICE}", field="units", value=self.units)
+
+
+class Gang(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
+    """All-or-nothing request: `num_ranks` processes, each on one node with its devices and host memory.
+
+    `kinds` are the device kinds that will do, the best first; none named means any. With a `part` it is one
+    rank on a part of one device.
+    """
 
     num_ranks: int
     devices_per_rank: int
     memory_bytes_per_rank: int
+    kinds: tuple[str, ...] = ()
+    part: DevicePart | None = None
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "num_ranks", "devices_per_rank")
         _at_least(self, 0, "memory_bytes_per_rank")
+        if self.part is not None and (self.num_ranks, self.devices_per_rank) != (1, 1):
+            raise InputError("must be one rank on one device to take a part of it", field="part")
 
 
 class RestartPolicy(Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +69,41 @@ class RestartPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Event(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Base of all events; the tag is the class name."""
+
+
+# Devices -------------------------------------------------------------------------------------------------
+
+
+class PartProfile(Struct, frozen=True, forbid_unknown_fields=True):
+    """One way to cut a device in hardware: `num_slots` memory slices from one of `starts` on.
+
+    `max_instances` at once on a device; 0 for as many as find room.
+    """
+
+    name: str
+    units: int
+    memory_bytes: int
+    num_slots: int
+    starts: tuple[int, ...]
+    max_instances: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "units", "num_slots")
+        _at_least(self, 0, "memory_bytes", "max_instances")
+
+
+class KindDescribed(Event, frozen=True):
+    """What the devices of a kind are, which is needed before one of them can be shared.
+
+    Parts that are held stay as they are: a description that they contradict is ignored.
+    """
+
+    device_kind: str
+    memory_bytes: int = 0
+    profiles: tuple[PartProfile, ...] = ()
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "memory_bytes")
 
 
 # Nodes ---------------------------------------------------------------------------------------------------
@@ -275,7 +340,8 @@ class TimerFired(Event, frozen=True):
 
 
 AnyEvent = (
-    NodeJoined
+    KindDescribed
+    | NodeJoined
     | NodeSilent
     | NodeBack
     | NodeFenced

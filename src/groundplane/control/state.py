@@ -11,8 +11,8 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from groundplane.control.actions import RankPlacement
-from groundplane.control.events import Gang, QueueRule, RestartPolicy
+from groundplane.control.actions import PlacedPart, RankPlacement
+from groundplane.control.events import DevicePart, Gang, KindDescribed, QueueRule, RestartPolicy
 
 
 class Accounts(Struct, forbid_unknown_fields=True):
@@ -30,7 +30,9 @@ class Node(Struct, forbid_unknown_fields=True):
     """One node and its devices, which are numbered from 0 and are each other's equals.
 
     `index` is its place in the order of joining, `topology` the domains around it, the widest first. `free`
-    are the devices that nobody holds, ascending; `leases` those of each work here. `accounts` are settled
+    are the devices that nobody holds, ascending; `leases` the whole devices of each work here, `shared` those
+    devices that are cut into parts, with the part of each work; `parts_accounts` are what is left of
+    device-nanoseconds of parts, in units of them (see `part_books.py`). `accounts` are settled
     up to `since_ns` for free devices and up to its lease for a leased one; `since_fragmented_ns` is the
     reading of the kind's fragmentation clock at `since_ns`. `eras` carries what no 64-bit integer would hold
     (see `ledger.py`).
@@ -49,6 +51,8 @@ class Node(Struct, forbid_unknown_fields=True):
     free: tuple[int, ...]
     topology: tuple[str, ...] = ()
     leases: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    shared: dict[int, dict[str, PlacedPart]] = field(default_factory=dict)
+    parts_accounts: Accounts = field(default_factory=Accounts)
     accounts: Accounts = field(default_factory=Accounts)
     eras: Accounts = field(default_factory=Accounts)
     state: str = "up"
@@ -58,6 +62,11 @@ class Node(Struct, forbid_unknown_fields=True):
     def num_free(self) -> int:
         """Devices that nobody holds."""
         return len(self.free)
+
+    def holders(self) -> list[str]:
+        """Ids of the works that hold devices or parts of them here, each once."""
+        sharing = (work_id for parts in self.shared.values() for work_id in parts)
+        return [*self.leases, *dict.fromkeys(sharing)]
 
     @property
     def is_open(self) -> bool:
@@ -177,12 +186,25 @@ class FragmentationClock(Struct, forbid_unknown_fields=True):
         return self.total_ns + (now_ns - self.running_since_ns if self.running_since_ns >= 0 else 0)
 
 
+class Demand(Struct, forbid_unknown_fields=True):
+    """How often one shape of rank was asked for of late; see `fragmentation.py`."""
+
+    num_devices: int
+    part: DevicePart | None
+    kinds: tuple[str, ...]
+    count: int
+
+
 class QueueUsage(Struct, forbid_unknown_fields=True):
-    """What the works of a queue and of those below it hold, and its average share up to `since_ns`."""
+    """What the works of a queue and of those below it hold, and its average share up to `since_ns`.
+
+    `num_devices` and `devices` are whole devices, `units` those of parts of devices, by kind.
+    """
 
     since_ns: int
     num_devices: int = 0
     devices: dict[str, int] = field(default_factory=dict)
+    units: dict[str, int] = field(default_factory=dict)
     memory_bytes: int = 0
     average: int = 0
 
@@ -205,6 +227,8 @@ class CoreState(Struct, forbid_unknown_fields=True):
     services: dict[str, Service] = field(default_factory=dict)
     works: dict[str, Work] = field(default_factory=dict)
     timers: dict[str, Timer] = field(default_factory=dict)
+    kinds: dict[str, KindDescribed] = field(default_factory=dict)
+    demands: list[Demand] = field(default_factory=list)
     clocks: dict[str, FragmentationClock] = field(default_factory=dict)
     queues: dict[str, QueueRule] = field(default_factory=dict)
     half_life_ns: int = 0
