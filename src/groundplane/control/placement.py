@@ -199,8 +199,8 @@ def num_slots(num_devices: int, memory_bytes: int, gang: Gang) -> int:
     """How many ranks of `gang` fit in so many devices and so much memory."""
     slots = num_devices // gang.devices_per_rank
     if gang.memory_bytes_per_rank:
-        slots = min(slots, memory_bytes // gang.memory_bytes_per_rank)
-    return max(slots, 0)
+        return max(0, min(slots, memory_bytes // gang.memory_bytes_per_rank))
+    return slots
 
 
 def _ranks(gang: Gang, chosen: Mapping[str, tuple[Node, int]]) -> tuple[RankPlacement, ...]:

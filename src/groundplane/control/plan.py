@@ -12,6 +12,7 @@ costs as much as the gang has ranks, not as the cluster has works. Derived state
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 
 from groundplane.control.events import Gang
@@ -27,6 +28,8 @@ MAX_TIMETABLES = 16
 
 Moment = tuple[int, int]
 """When a node has room for one more rank, and the node's position in its pool."""
+End = tuple[int, int, int]
+"""When a work is expected to end, and the devices and the memory that it gives back on one node."""
 
 
 class Planner:
@@ -36,9 +39,11 @@ class Planner:
         self._state = state
         self._pools = pools
         self._timetables: dict[tuple[str, int, int], Timetable] = {}
+        self._ends: dict[str, list[End]] = {}
 
     def node_changed(self, node: Node) -> None:
         """The node has opened or closed, or a work here came, went, or is expected to end at another time."""
+        self._ends.pop(node.node_id, None)
         for (device_kind, _, _), timetable in self._timetables.items():
             if device_kind == node.device_kind:
                 timetable.changed[node.node_id] = None
@@ -65,19 +70,34 @@ class Planner:
         if timetable is None:
             if len(self._timetables) >= MAX_TIMETABLES:
                 del self._timetables[next(iter(self._timetables))]
-            timetable = self._timetables[key] = Timetable(self._state, pool, gang)
+            timetable = self._timetables[key] = Timetable(pool, gang, self._ends_on)
         timetable.refresh()
         return timetable
+
+    def _ends_on(self, node: Node) -> list[End]:
+        """The works on a node that are expected to end, the first first; kept until the node changes."""
+        ends = self._ends.get(node.node_id)
+        if ends is None:
+            ends = self._ends[node.node_id] = []
+            for work_id, devices in node.leases.items():
+                work = self._state.works[work_id]
+                end_ns = expected_end_ns(self._state, work)
+                if end_ns >= 0:
+                    gang, num_devices = work.gang, len(devices)
+                    ranks = num_devices // gang.devices_per_rank
+                    ends.append((end_ns, num_devices, ranks * gang.memory_bytes_per_rank))
+            ends.sort()
+        return ends
 
 
 class Timetable:
     """The moments at which nodes of one kind have room for ranks of one shape."""
 
-    def __init__(self, state: CoreState, pool: Pool, shape: Gang) -> None:
+    def __init__(self, pool: Pool, shape: Gang, ends_on: Callable[[Node], list[End]]) -> None:
         self.changed: dict[str, None] = {}
-        self._state = state
         self._pool = pool
         self._shape = shape
+        self._ends_on = ends_on
         self._moments_of: list[list[Moment]] = []
         self._order: SortedList[Moment] = SortedList()
 
@@ -120,24 +140,16 @@ class Timetable:
         if not node.is_open:
             return []
         num_free, memory_bytes = len(node.free), node.free_memory_bytes
-        moments = [(0, position)] * num_slots(num_free, memory_bytes, shape)
-        for end_ns, num_devices, given_back_bytes in self._ends(node):
+        slots = num_slots(num_free, memory_bytes, shape)
+        moments = [(0, position)] * slots
+        for end_ns, num_devices, given_back_bytes in self._ends_on(node):
             num_free += num_devices
             memory_bytes += given_back_bytes
-            more = num_slots(num_free, memory_bytes, shape) - len(moments)
-            moments += [(end_ns, position)] * more
+            more = num_slots(num_free, memory_bytes, shape) - slots
+            if more > 0:
+                moments += [(end_ns, position)] * more
+                slots += more
         return moments
-
-    def _ends(self, node: Node) -> list[tuple[int, int, int]]:
-        """(expected end, devices, memory) of the works on a node that are expected to end."""
-        ends = []
-        for work_id, devices in node.leases.items():
-            work = self._state.works[work_id]
-            end_ns = expected_end_ns(self._state, work)
-            if end_ns >= 0:
-                ranks = len(devices) // work.gang.devices_per_rank
-                ends.append((end_ns, len(devices), ranks * work.gang.memory_bytes_per_rank))
-        return sorted(ends)
 
 
 def expected_end_ns(state: CoreState, work: Work) -> int:

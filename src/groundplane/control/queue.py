@@ -17,12 +17,16 @@ from groundplane.spec.errors import InvariantError
 
 
 class Entry(NamedTuple):
-    """One waiting job, or one waiting replica (`number` > 0). Sorts in the order of service."""
+    """One waiting job, or one waiting replica (`number` > 0). Sorts in the order of service.
+
+    `predicted_run_ns` is 0 where nothing is predicted, as for every replica.
+    """
 
     minus_priority: int
     sequence: int
     number: int
     owner_id: str
+    predicted_run_ns: int
 
     @property
     def waiting_id(self) -> str:
@@ -42,6 +46,7 @@ class Queue:
         self.new_entries: list[tuple[str, Entry, Gang]] = []
         self.needs_full_pass = False
         self._num_entries = 0
+        self._num_of_priority: dict[int, int] = {}
 
     def __len__(self) -> int:
         return self._num_entries
@@ -58,6 +63,8 @@ class Queue:
             line = self.lines[leaf, gang] = SortedList()
         line.add(entry)
         self._num_entries += 1
+        minus_priority = entry.minus_priority
+        self._num_of_priority[minus_priority] = self._num_of_priority.get(minus_priority, 0) + 1
         self.new_entries.append((leaf, entry, gang))
 
     def remove(self, leaf: str, entry: Entry, gang: Gang) -> None:
@@ -67,17 +74,25 @@ class Queue:
             raise InvariantError(f"{entry.waiting_id} is not in the queue")
         line.remove(entry)
         self._num_entries -= 1
+        self._num_of_priority[entry.minus_priority] -= 1
+        if not self._num_of_priority[entry.minus_priority]:
+            del self._num_of_priority[entry.minus_priority]
         if not line:
             del self.lines[leaf, gang]
         if (leaf, entry, gang) in self.new_entries:
             self.new_entries.remove((leaf, entry, gang))
         self.needs_full_pass = True
 
+    def outranks(self, entry: Entry) -> bool:
+        """Whether anything that waits has a higher priority than `entry`."""
+        return any(minus_priority < entry.minus_priority for minus_priority in self._num_of_priority)
+
     def clear(self) -> None:
         """Nothing waits."""
         self.lines.clear()
         self.new_entries.clear()
         self._num_entries = 0
+        self._num_of_priority.clear()
         self.needs_full_pass = True
 
     def capacity_changed(self) -> None:
@@ -92,9 +107,9 @@ class Queue:
 
 def entry_of_job(job: Job) -> Entry:
     """The place of a job in the queue; the same each time it waits."""
-    return Entry(-job.priority, job.sequence, 0, job.job_id)
+    return Entry(-job.priority, job.sequence, 0, job.job_id, job.predicted_run_ns)
 
 
 def entry_of_replica(service: Service, replica: Work) -> Entry:
     """The place of a replica in the queue."""
-    return Entry(-service.priority, service.sequence, replica.number, service.service_id)
+    return Entry(-service.priority, service.sequence, replica.number, service.service_id, 0)

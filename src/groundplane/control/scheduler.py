@@ -20,6 +20,7 @@ a queue with none has no claim to what those with one ask for.)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 from groundplane.control.actions import RankPlacement
 from groundplane.control.context import Context
@@ -31,7 +32,9 @@ from groundplane.control.turns import Turns, is_ahead
 from groundplane.spec.errors import InvariantError
 
 BACKFILL_DEPTH = 100
-"""How many entries a pass steps over that would have room now but would delay the head."""
+"""How many entries of one line a pass looks at that would have room now but would delay the head."""
+BACKFILL_STEPS = 2_000
+"""How many it looks at in all lines together."""
 
 Start = Callable[[Entry, tuple[RankPlacement, ...]], None]
 
@@ -119,7 +122,16 @@ class Scheduler:
         """Starts entries in their turn; True if one had to wait and became the head."""
         context = self._context
         lines = context.queue.lines
-        turns = Turns(context.shares, ((leaf, gang, line) for (leaf, gang), line in lines.items()), ahead_of)
+        of_leaf = None if ahead_of is None or context.queue.outranks(ahead_of[1]) else ahead_of[0]
+        turns = Turns(
+            context.shares,
+            [
+                (leaf, gang, line)
+                for (leaf, gang), line in lines.items()
+                if of_leaf is None or leaf == of_leaf
+            ],
+            ahead_of,
+        )
         while (turn := turns.next()) is not None:
             if context.shares.limit_reached(turn.leaf, turn.gang) is not None:
                 turns.skip_queue(turn.leaf)
@@ -168,17 +180,21 @@ class Scheduler:
         context = self._context
         if context.pools.num_free() == 0:
             return
-        rooms = {gang: context.pools.have_room(gang) for gang in dict.fromkeys(gang for _, gang in lines)}
-        full = {gang: None for gang, has_room in rooms.items() if not has_room}  # gangs without room
-        num_in_pass = 0
+        rooms: dict[Gang, bool] = {}
+        for _, gang in lines:
+            if gang not in rooms:
+                rooms[gang] = context.pools.have_room(gang)
         turns = Turns(
             context.shares, [(leaf, gang, line) for (leaf, gang), line in lines.items() if rooms[gang]]
         )
         full_beside: dict[Gang, None] = {}  # gangs without room beside the plan
+        steps_left = BACKFILL_STEPS
+        has_started = False
         while (turn := turns.next()) is not None:
             entry, num_stepped_over, gang, leaf, line = turn
-            if gang in full or not context.pools.have_room(gang):
-                full[gang] = None
+            if has_started:
+                rooms[gang] = rooms[gang] and context.pools.have_room(gang)
+            if not rooms[gang]:
                 continue
             if context.shares.limit_reached(leaf, gang) is not None:
                 turns.skip_queue(leaf)
@@ -187,34 +203,51 @@ class Scheduler:
             placement = None if gang in full_beside else context.beside.place(gang)
             if placement is None:
                 full_beside[gang] = None
-                if plan.start_ns < 0:
+                following, num_looked_at = self._first_short(line, num_stepped_over, plan, steps_left)
+                steps_left -= num_looked_at
+                if following != num_stepped_over:
+                    if following >= 0:
+                        turns.go_on(turn, following)
                     continue
-                if self._ends_before(plan, entry):
-                    placement = context.pools.place(gang)
-            if placement is None:
-                num_stepped_over += 1
-                num_in_pass += 1
-            else:
+                placement = context.pools.place(gang)
+            if placement is not None:
                 if line is not context.queue.lines.get((leaf, gang)):
                     line.remove(entry)  # from the copy, as starting does from the queue
                 self._start(entry, placement)
-            if placement is not None or num_in_pass <= BACKFILL_DEPTH:
+                has_started = True
                 turns.go_on(turn, num_stepped_over)
 
-    def _made_plan(self) -> HeadPlan:
-        state, head = self._context.state, self.head()
-        if state.head_plan is None and head is not None:
-            self._context.set_plan(self._new_plan(head))
-        if state.head_plan is None:
-            raise InvariantError(f"no plan for {state.head_id!r}, which was found to fit an empty cluster")
-        return state.head_plan
+    def _first_short(self, line: Line, first: int, plan: HeadPlan, most: int) -> tuple[int, int]:
+        """The first entry of a line that is predicted to end before the planned start; -1 for none.
 
-    def _ends_before(self, plan: HeadPlan, entry: Entry) -> bool:
-        if entry.number or plan.start_ns < 0:
-            return False
+        Args:
+            first: index to begin at.
+            most: how many entries to look at, at most.
+
+        Returns:
+            Its index, and how many entries were looked at.
+        """
+        window_ns = plan.start_ns - self._context.now_ns
+        if plan.start_ns < 0 or window_ns <= 0 or most <= 0:
+            return -1, 0
+        last = min(BACKFILL_DEPTH + 1, first + most)
+        index = first
+        for index, entry in enumerate(islice(line, first, last), first):  # noqa: B007 - counts what was seen
+            if 0 < entry.predicted_run_ns <= window_ns:
+                return index, index + 1 - first
+        return -1, index + 1 - first
+
+    def _made_plan(self) -> HeadPlan:
         state = self._context.state
-        predicted_run_ns = state.jobs[entry.owner_id].predicted_run_ns
-        return predicted_run_ns > 0 and state.now_ns + predicted_run_ns <= plan.start_ns
+        if state.head_plan is None:
+            head = self.head()
+            if head is not None:
+                self._context.set_plan(self._new_plan(head))
+            if state.head_plan is None:
+                raise InvariantError(
+                    f"no plan for {state.head_id!r}, which was found to fit an empty cluster"
+                )
+        return state.head_plan
 
     def _set_clocks(self) -> None:
         """Runs the fragmentation clock of each kind with devices enough by count, yet not for the head."""

@@ -25,7 +25,10 @@ MEMORY = "memory"
 _STEPS = 1024
 _DECAY_BITS = 64
 
-Key = tuple[tuple[bool, int, str], ...]
+_FOR_EVER_NS = 1 << 126
+
+LevelKey = tuple[bool, int, str]
+Key = tuple[LevelKey, ...]
 
 
 class Shares:
@@ -35,6 +38,8 @@ class Shares:
         self.num_changes = 0
         self._state = state
         self._decay = _decay_table()
+        self._paths: dict[str, list[str]] = {}
+        self._level_keys: dict[str, tuple[LevelKey, int]] = {}
         self._totals: dict[str, int] = {}
         self._total_bytes = 0
         for node in state.nodes.values():
@@ -44,6 +49,7 @@ class Shares:
         """The cluster has grown: what all shares are shares of."""
         self._totals[device_kind] = self._totals.get(device_kind, 0) + num_devices
         self._total_bytes += memory_bytes
+        self._level_keys.clear()
 
     def leaf_of(self, queue: str) -> str:
         """The queue whose order an entry of `queue` waits in: the one order of all where no policy is set."""
@@ -58,6 +64,8 @@ class Shares:
         state.queues = {rule.queue_id: rule for rule in policy.queues}
         state.half_life_ns = policy.half_life_ns
         state.usage = {}
+        self._paths.clear()
+        self._level_keys.clear()
         self.num_changes += 1
         for work in state.works.values():
             if work.placement:
@@ -99,19 +107,30 @@ class Shares:
         both = self._dominant(usage) + (usage.average if self._state.half_life_ns else 0)
         return both // (2 * (1 if rule is None else rule.weight))
 
-    def _level_key(self, name: str) -> tuple[bool, int, str]:
+    def _level_key(self, name: str) -> LevelKey:
+        """Kept until what the queue holds changes, or the next step of its past is due."""
+        kept = self._level_keys.get(name)
+        if kept is not None and self._state.now_ns < kept[1]:
+            return kept[0]
         rule, usage = self._state.queues.get(name), self._state.usage.get(name)
         guaranteed = 0 if rule is None else rule.guaranteed_devices
         used = 0 if usage is None else usage.num_devices
-        return (used >= guaranteed, self.weighted_share(name), name)
+        key = (used >= guaranteed, self.weighted_share(name), name)
+        step_ns = self._state.half_life_ns // _STEPS
+        valid_ns = _FOR_EVER_NS if usage is None or step_ns == 0 else usage.since_ns + step_ns
+        self._level_keys[name] = (key, valid_ns)
+        return key
 
     def _path(self, queue: str) -> list[str]:
         """The queue and those above it, without the root."""
-        path = []
-        while queue != ROOT:
-            path.append(queue)
-            rule = self._state.queues.get(queue)
-            queue = ROOT if rule is None else rule.parent
+        path = self._paths.get(queue)
+        if path is None:
+            path, name = [], queue
+            while name != ROOT:
+                path.append(name)
+                rule = self._state.queues.get(name)
+                name = ROOT if rule is None else rule.parent
+            self._paths[queue] = path
         return path
 
     def _change(self, work: Work, sign: int) -> None:
@@ -123,6 +142,7 @@ class Shares:
         num_devices = sign * gang.num_ranks * gang.devices_per_rank
         kind = state.nodes[work.placement[0].node_id].device_kind
         for name in self._path(work.queue):
+            self._level_keys.pop(name, None)
             usage = self._usage(name)
             self._settle(name)
             usage.num_devices += num_devices
@@ -145,7 +165,6 @@ class Shares:
         """Brings a queue's average up to now: it moves to its share by 1 - 2**(-elapsed / half-life)."""
         usage, step_ns = self._state.usage[name], self._state.half_life_ns // _STEPS
         if step_ns == 0:
-            usage.since_ns = self._state.now_ns
             return
         steps = (self._state.now_ns - usage.since_ns) // step_ns
         if steps > 0:

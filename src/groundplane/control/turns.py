@@ -46,13 +46,13 @@ class Turns:
             self._push(leaf, (line.first(), number, 0, gang, line))
         self._last_number = 0
         self._keys: dict[str, Key] = {}
-        self._num_changes = shares.num_changes
+        self._num_changes = -1
 
     def next(self) -> Turn | None:
         """The entry whose turn it is; its line waits until `go_on` or is done."""
         if not self._heaps:
             return None
-        leaf = next(iter(self._heaps)) if len(self._heaps) == 1 else min(self._heaps, key=self._key)
+        leaf = next(iter(self._heaps)) if len(self._heaps) == 1 else self._first_leaf()
         heap = self._heaps[leaf]
         entry, self._last_number, num_stepped_over, gang, line = heapq.heappop(heap)
         if not heap:
@@ -69,15 +69,12 @@ class Turns:
         """Nothing more of this queue in this pass."""
         self._heaps.pop(leaf, None)
 
-    def _key(self, leaf: str) -> Key:
-        """The queue's key, made anew only after a start has changed what some queue holds."""
+    def _first_leaf(self) -> str:
+        """The queue that is served next; keys are made anew only after a start has changed what is held."""
         if self._num_changes != self._shares.num_changes:
             self._num_changes = self._shares.num_changes
-            self._keys.clear()
-        key = self._keys.get(leaf)
-        if key is None:
-            key = self._keys[leaf] = self._shares.key(leaf)
-        return key
+            self._keys = {leaf: self._shares.key(leaf) for leaf in self._heaps}
+        return min(self._heaps, key=self._keys.__getitem__)
 
     def _push(self, leaf: str, first: tuple[Entry, int, int, Gang, Line]) -> None:
         if self._ahead_of is None or is_ahead(leaf, first[0], *self._ahead_of):
