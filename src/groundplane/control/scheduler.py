@@ -232,7 +232,7 @@ class Scheduler:
             return -1, 0
         last = min(BACKFILL_DEPTH + 1, first + most)
         index = first
-        for index, entry in enumerate(islice(line, first, last), first):  # noqa: B007 - counts what was seen
+        for index, entry in enumerate(islice(line, first, last), first):
             if 0 < entry.predicted_run_ns <= window_ns:
                 return index, index + 1 - first
         return -1, index + 1 - first
