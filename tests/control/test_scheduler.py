@@ -23,7 +23,7 @@ from groundplane.control.events import (
     TimerFired,
     WorkGone,
 )
-from groundplane.control.scheduler import BACKFILL_DEPTH
+from groundplane.control.queue import SHORT_ENTRIES
 
 
 def test_priority_first_then_submission(hand: Hand) -> None:
@@ -153,19 +153,31 @@ def test_cancel_of_the_head_lets_the_others_in(hand: Hand) -> None:
     assert hand.core.scheduler.plan() is None
 
 
-def test_backfill_steps_over_no_more_than_its_depth(hand: Hand) -> None:
+def test_a_short_job_is_found_behind_any_number_of_long_ones(hand: Hand) -> None:
     core = ControlCore()
     core.handle(0, NodeJoined("n0", "gpu", 3, 10))
     core.handle(0, submission("a", 2, 100))
     core.handle(0, submission("head", 3, 0))
-    for number in range(BACKFILL_DEPTH + 1):
+    for number in range(10 * SHORT_ENTRIES):
         core.handle(0, submission(f"long{number}", 1, 1000))
     core.handle(0, NodeCordoned("n0"))
     core.handle(0, submission("short", 1, 10))
     core.handle(1, NodeUncordoned("n0"))
-    assert core.state.jobs["short"].state == "queued"
-    core.handle(2, JobCancelRequested("long0"))
     assert core.state.jobs["short"].state == "starting"
+
+
+def test_of_the_short_ones_the_first_in_order_fills_the_gap() -> None:
+    core = ControlCore()
+    core.handle(0, NodeJoined("n0", "gpu", 3, 10))
+    core.handle(0, submission("a", 2, 100))
+    core.handle(0, submission("head", 3, 0))
+    core.handle(0, NodeCordoned("n0"))
+    for name, predicted_ns in (("long", 101), ("first", 90), ("shorter", 10)):
+        core.handle(0, submission(name, 1, predicted_ns))
+    core.handle(1, NodeUncordoned("n0"))
+    assert [name for name in ("long", "first", "shorter") if core.state.jobs[name].state == "starting"] == [
+        "first"
+    ]
 
 
 def test_any_number_of_entries_that_ask_for_more_than_there_is_are_stepped_over() -> None:
@@ -173,7 +185,7 @@ def test_any_number_of_entries_that_ask_for_more_than_there_is_are_stepped_over(
     core.handle(0, NodeJoined("n0", "gpu", 2, 10))
     core.handle(0, submission("a", 2, 0))
     core.handle(0, submission("head", 2, 0))
-    for number in range(10 * BACKFILL_DEPTH):
+    for number in range(1000):
         core.handle(0, submission(f"wide{number}", 2, 0))
     core.handle(0, submission("narrow", 1, 0))
     core.handle(1, NodeJoined("n1", "gpu", 1, 10))

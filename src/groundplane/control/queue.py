@@ -8,12 +8,18 @@ remembers what has changed since the last pass, so that a pass looks at no more 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from groundplane.control.events import Gang
 from groundplane.control.sorted_list import SortedList
 from groundplane.control.state import Job, Service, Work
 from groundplane.spec.errors import InvariantError
+
+
+SHORT_ENTRIES = 100
+"""How many of the shortest entries of a line are looked at for one that fits into a gap of time."""
 
 
 class Entry(NamedTuple):
@@ -34,8 +40,50 @@ class Entry(NamedTuple):
         return self.owner_id if self.number == 0 else f"{self.owner_id}.r{self.number}"
 
 
-Line = SortedList[Entry]
-"""Entries that ask for the same gang, in the order of service."""
+class Line:
+    """Entries that ask for the same gang, in the order of service."""
+
+    __slots__ = ("_by_length", "_entries")
+
+    def __init__(self) -> None:
+        self._entries: SortedList[Entry] = SortedList()
+        self._by_length: SortedList[tuple[int, Entry]] = SortedList()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    def add(self, entry: Entry) -> None:
+        """Puts an entry in its place."""
+        self._entries.add(entry)
+        if entry.predicted_run_ns > 0:
+            self._by_length.add((entry.predicted_run_ns, entry))
+
+    def remove(self, entry: Entry) -> None:
+        """Takes an entry out.
+
+        Raises:
+            InvariantError: it is not there.
+        """
+        self._entries.remove(entry)
+        if entry.predicted_run_ns > 0:
+            self._by_length.remove((entry.predicted_run_ns, entry))
+
+    def first(self) -> Entry:
+        """The entry that is served next; there must be one."""
+        return self._entries.first()
+
+    def first_within(self, longest_ns: int) -> Entry | None:
+        """The entry that is served next of those predicted to run no longer than this.
+
+        Of more than `SHORT_ENTRIES` only so many are looked at, the shortest.
+        """
+        if not self._by_length or self._by_length.first()[0] > longest_ns:
+            return None
+        shortest = islice(self._by_length, SHORT_ENTRIES)
+        return min(entry for predicted_ns, entry in shortest if predicted_ns <= longest_ns)
 
 
 class Queue:
@@ -60,7 +108,7 @@ class Queue:
         """A job or a replica waits in the order of the queue `leaf`."""
         line = self.lines.get((leaf, gang))
         if line is None:
-            line = self.lines[leaf, gang] = SortedList()
+            line = self.lines[leaf, gang] = Line()
         line.add(entry)
         self._num_entries += 1
         minus_priority = entry.minus_priority

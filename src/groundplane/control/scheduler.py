@@ -20,21 +20,14 @@ a queue with none has no claim to what those with one ask for.)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import islice
 
 from groundplane.control.actions import RankPlacement
 from groundplane.control.context import Context
 from groundplane.control.events import Gang
 from groundplane.control.queue import Entry, Line, entry_of_job, entry_of_replica
-from groundplane.control.sorted_list import SortedList
 from groundplane.control.state import HeadPlan
 from groundplane.control.turns import Turns, is_ahead
 from groundplane.spec.errors import InvariantError
-
-BACKFILL_DEPTH = 100
-"""How many entries of one line a pass looks at that would have room now but would delay the head."""
-BACKFILL_STEPS = 2_000
-"""How many it looks at in all lines together."""
 
 Start = Callable[[Entry, tuple[RankPlacement, ...]], None]
 
@@ -60,7 +53,7 @@ class Scheduler:
             else:
                 lines: dict[tuple[str, Gang], Line] = {}
                 for leaf, entry, gang in queue.new_entries:
-                    lines.setdefault((leaf, gang), SortedList()).add(entry)
+                    lines.setdefault((leaf, gang), Line()).add(entry)
                 self._backfill(lines)
             queue.settled()
         self._set_clocks()
@@ -139,7 +132,8 @@ class Scheduler:
                 if context.state.head_id:
                     self._backfill(lines)
                     return True
-                turns.go_on(turn, 0)
+                if turn.line:
+                    turns.go_on(turn, turn.line.first())
         return False
 
     def _starts_or_blocks(self, entry: Entry, gang: Gang, before: HeadPlan | None) -> bool:
@@ -158,6 +152,8 @@ class Scheduler:
 
     def _can_ever_fit(self, entry: Entry, gang: Gang) -> bool:
         """Whether it would fit if every job were over: told by an index, or by a plan where memory counts."""
+        if gang.part is not None:
+            return self._new_plan(entry) is not None
         if not self._context.capacity.have_slots(gang):
             return False
         return gang.memory_bytes_per_rank == 0 or self._new_plan(entry) is not None
@@ -180,62 +176,62 @@ class Scheduler:
         context = self._context
         if context.pools.num_free() == 0:
             return
-        rooms: dict[Gang, bool] = {}
-        for _, gang in lines:
-            if gang not in rooms:
-                rooms[gang] = context.pools.have_room(gang)
-        turns = Turns(
-            context.shares, [(leaf, gang, line) for (leaf, gang), line in lines.items() if rooms[gang]]
-        )
+        waiting = self._with_room(lines)
+        if not waiting:
+            return
+        turns = Turns(context.shares, waiting)
+        full: dict[Gang, None] = {}  # gangs without room
         full_beside: dict[Gang, None] = {}  # gangs without room beside the plan
-        steps_left = BACKFILL_STEPS
         has_started = False
         while (turn := turns.next()) is not None:
-            entry, num_stepped_over, gang, leaf, line = turn
-            if has_started:
-                rooms[gang] = rooms[gang] and context.pools.have_room(gang)
-            if not rooms[gang]:
+            entry, gang, leaf, line = turn
+            if gang in full or (has_started and not context.pools.have_room(gang)):
+                full[gang] = None
                 continue
             if context.shares.limit_reached(leaf, gang) is not None:
                 turns.skip_queue(leaf)
                 continue
-            plan = self._made_plan()
+            window_ns = self._window_ns(self._made_plan())
             placement = None if gang in full_beside else context.beside.place(gang)
             if placement is None:
                 full_beside[gang] = None
-                following, num_looked_at = self._first_short(line, num_stepped_over, plan, steps_left)
-                steps_left -= num_looked_at
-                if following != num_stepped_over:
-                    if following >= 0:
-                        turns.go_on(turn, following)
+                short = line.first_within(window_ns)
+                if short is None:
+                    continue
+                if short != entry:
+                    turns.go_on(turn, short)
                     continue
                 placement = context.pools.place(gang)
-            if placement is not None:
-                if line is not context.queue.lines.get((leaf, gang)):
-                    line.remove(entry)  # from the copy, as starting does from the queue
-                self._start(entry, placement)
-                has_started = True
-                turns.go_on(turn, num_stepped_over)
+                if placement is None:
+                    continue
+            if line is not context.queue.lines.get((leaf, gang)):
+                line.remove(entry)  # from the copy, as starting does from the queue
+            self._start(entry, placement)
+            has_started = True
+            following = line.first_within(window_ns) if gang in full_beside else next(iter(line), None)
+            if following is not None:
+                turns.go_on(turn, following)
 
-    def _first_short(self, line: Line, first: int, plan: HeadPlan, most: int) -> tuple[int, int]:
-        """The first entry of a line that is predicted to end before the planned start; -1 for none.
+    def _with_room(self, lines: Mapping[tuple[str, Gang], Line]) -> list[tuple[str, Gang, Line]]:
+        """The lines whose gang has room and, where the head's plan is made, an entry that would not delay it."""
+        context = self._context
+        plan = context.state.head_plan
+        window_ns = 0 if plan is None else self._window_ns(plan)
+        rooms: dict[Gang, tuple[bool, bool]] = {}
+        waiting = []
+        for (leaf, gang), line in lines.items():
+            room = rooms.get(gang)
+            if room is None:
+                has_room = context.pools.have_room(gang)
+                has_room_beside = has_room and (plan is None or context.beside.have_slots(gang))
+                room = rooms[gang] = has_room, has_room_beside
+            if room[1] or (room[0] and line.first_within(window_ns) is not None):
+                waiting.append((leaf, gang, line))
+        return waiting
 
-        Args:
-            first: index to begin at.
-            most: how many entries to look at, at most.
-
-        Returns:
-            Its index, and how many entries were looked at.
-        """
-        window_ns = plan.start_ns - self._context.now_ns
-        if plan.start_ns < 0 or window_ns <= 0 or most <= 0:
-            return -1, 0
-        last = min(BACKFILL_DEPTH + 1, first + most)
-        index = first
-        for index, entry in enumerate(islice(line, first, last), first):
-            if 0 < entry.predicted_run_ns <= window_ns:
-                return index, index + 1 - first
-        return -1, index + 1 - first
+    def _window_ns(self, plan: HeadPlan) -> int:
+        """How long a job may run, by prediction, to end before the planned start."""
+        return 0 if plan.start_ns < 0 else plan.start_ns - self._context.now_ns
 
     def _made_plan(self) -> HeadPlan:
         state = self._context.state

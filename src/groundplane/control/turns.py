@@ -16,10 +16,9 @@ from groundplane.control.shares import Key, Shares
 
 
 class Turn(NamedTuple):
-    """The next entry of one line; `num_stepped_over` entries of the line were passed before it."""
+    """The next entry of one line."""
 
     entry: Entry
-    num_stepped_over: int
     gang: Gang
     leaf: str
     line: Line
@@ -41,9 +40,9 @@ class Turns:
     ) -> None:
         self._shares = shares
         self._ahead_of = ahead_of
-        self._heaps: dict[str, list[tuple[Entry, int, int, Gang, Line]]] = {}
+        self._heaps: dict[str, list[tuple[Entry, int, Gang, Line]]] = {}
         for number, (leaf, gang, line) in enumerate(lines):
-            self._push(leaf, (line.first(), number, 0, gang, line))
+            self._push(leaf, (line.first(), number, gang, line))
         self._last_number = 0
         self._keys: dict[str, Key] = {}
         self._num_changes = -1
@@ -54,16 +53,14 @@ class Turns:
             return None
         leaf = next(iter(self._heaps)) if len(self._heaps) == 1 else self._first_leaf()
         heap = self._heaps[leaf]
-        entry, self._last_number, num_stepped_over, gang, line = heapq.heappop(heap)
+        entry, self._last_number, gang, line = heapq.heappop(heap)
         if not heap:
             del self._heaps[leaf]
-        return Turn(entry, num_stepped_over, gang, leaf, line)
+        return Turn(entry, gang, leaf, line)
 
-    def go_on(self, turn: Turn, num_stepped_over: int) -> None:
-        """The line of the newest turn goes on with the entry behind so many."""
-        following = turn.line.at(num_stepped_over)
-        if following is not None:
-            self._push(turn.leaf, (following, self._last_number, num_stepped_over, turn.gang, turn.line))
+    def go_on(self, turn: Turn, entry: Entry) -> None:
+        """The line of the newest turn goes on with this entry."""
+        self._push(turn.leaf, (entry, self._last_number, turn.gang, turn.line))
 
     def skip_queue(self, leaf: str) -> None:
         """Nothing more of this queue in this pass."""
@@ -76,7 +73,7 @@ class Turns:
             self._keys = {leaf: self._shares.key(leaf) for leaf in self._heaps}
         return min(self._heaps, key=self._keys.__getitem__)
 
-    def _push(self, leaf: str, first: tuple[Entry, int, int, Gang, Line]) -> None:
+    def _push(self, leaf: str, first: tuple[Entry, int, Gang, Line]) -> None:
         if self._ahead_of is None or is_ahead(leaf, first[0], *self._ahead_of):
             heapq.heappush(self._heaps.setdefault(leaf, []), first)
 
