@@ -68,7 +68,7 @@ def test_the_start_is_the_first_moment_with_room_for_all(seed: int) -> None:
         assert plan.start_ns == (-1 if first >= UNKNOWN_NS else first)
         held = sum(hold.num_devices for hold in plan.holds.values())
         assert held == waiting.num_ranks * waiting.devices_per_rank
-    assert Planner(context.state, context.pools).plan("w", waiting) == plan
+    assert Planner(context.state, context.pools, context.sharing).plan("w", waiting) == plan
 
 
 @settings(deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from groundplane.control.actions import AnyAction, RankPlacement, SetTimer, StopWork
+from groundplane.control.fragmentation import Mix
 from groundplane.control.ledger import Ledger, ranks_by_node
 from groundplane.control.lifecycle.attempt import ATTEMPT
 from groundplane.control.lifecycle.replica import REPLICA
@@ -11,6 +12,7 @@ from groundplane.control.placement import Pools
 from groundplane.control.plan import LEAVING, Planner
 from groundplane.control.queue import Queue, entry_of_job, entry_of_replica
 from groundplane.control.shares import Shares
+from groundplane.control.sharing import PartPlacer, Sharing
 from groundplane.control.state import CoreState, HeadPlan, Job, Node, Service, Timer, Work
 
 
@@ -21,10 +23,14 @@ class Context:
         self.state = state
         self.ledger = Ledger(state)
         self.shares = Shares(state)
-        self.pools = Pools()
+        self.mix = Mix(state)
+        self.sharing = Sharing(state, self.mix)
+        self.pools = Pools(parts=PartPlacer(self.sharing))
         self.capacity = Pools(self._num_not_held_for_good)
-        self.beside = Pools(self._num_beside_plan, self._kept_by_plan_bytes)
-        self.planner = Planner(state, self.pools)
+        self.beside = Pools(
+            self._num_beside_plan, self._kept_by_plan_bytes, PartPlacer(self.sharing, self._is_in_plan)
+        )
+        self.planner = Planner(state, self.pools, self.sharing)
         self.queue = Queue()
         self.actions: list[AnyAction] = []
         for node in state.nodes.values():
@@ -109,6 +115,7 @@ class Context:
     def node_changed(self, node: Node) -> None:
         """A node has joined, opened, closed or lost its leases."""
         self.pools.update(node)
+        self.sharing.update(node)
         self.beside.update(node)
         self.planner.node_changed(node)
         self.capacity.update(node)
@@ -126,6 +133,8 @@ class Context:
         for node_id in ranks_by_node(work.placement):
             node = self.state.nodes[node_id]
             self.pools.update(node)
+            if work.gang.part is not None:
+                self.sharing.update(node)
             self.beside.update(node)
             self.planner.node_changed(node)
             if work.kind == "replica":
@@ -136,6 +145,11 @@ class Context:
         plan = self.state.head_plan
         hold = None if plan is None else plan.holds.get(node.node_id)
         return node.num_free if hold is None else max(0, node.num_free - hold.num_devices)
+
+    def _is_in_plan(self, node: Node) -> bool:
+        """Whether the head's plan counts on the node: no part there may go to anybody else."""
+        plan = self.state.head_plan
+        return plan is not None and node.node_id in plan.holds
 
     def _kept_by_plan_bytes(self, node: Node) -> int:
         plan = self.state.head_plan
@@ -150,7 +164,11 @@ class Context:
             for work_id, devices in node.leases.items()
             if works[work_id].kind == "replica" and works[work_id].state not in LEAVING
         )
-        return node.num_devices - sum(held)
+        num_held = sum(held)
+        for parts in node.shared.values():
+            sharers = [works[work_id] for work_id in parts]
+            num_held += any(work.kind == "replica" and work.state not in LEAVING for work in sharers)
+        return node.num_devices - num_held
 
 
 def lifecycle_of(work: Work) -> Lifecycle:

@@ -157,6 +157,8 @@ class ControlCore:
                 self._nodes.cordon(node_id, True)
             case ev.NodeUncordoned(node_id):
                 self._nodes.cordon(node_id, False)
+            case ev.KindDescribed():
+                self._nodes.kind_described(event)
             case ev.PolicySet():
                 self._context.shares.set_policy(event)
                 self._context.fill_queue()

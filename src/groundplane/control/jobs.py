@@ -46,6 +46,7 @@ class Jobs:
         )
         state.next_sequence += 1
         state.jobs[job.job_id] = job
+        self._context.mix.note(event.gang)
         self._context.add_job(job)
 
     def cancel_requested(self, event: JobCancelRequested) -> None:

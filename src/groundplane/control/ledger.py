@@ -22,7 +22,17 @@ gang costs as much as it has ranks.
 
 from __future__ import annotations
 
+from copy import copy
+
 from groundplane.control.actions import RankPlacement
+from groundplane.control.part_books import (
+    book_held,
+    book_unused,
+    check_part,
+    fold_rests,
+    lease_part,
+    release_part,
+)
 from groundplane.control.state import Accounts, CoreState, FragmentationClock, Node, Work
 from groundplane.spec.errors import InvariantError
 
@@ -59,19 +69,30 @@ class Ledger:
         for node_id, devices in taken.items():
             node = nodes[node_id]
             left[node_id] = _without(node.free, devices)
-            if len(left[node_id]) != len(node.free) - len(devices):
+            if work.gang.part is None and len(left[node_id]) != len(node.free) - len(devices):
                 raise InvariantError(f"a device of {node_id} would be leased twice, to {work.work_id}")
             if (
                 not node.is_open
                 or ranks_on[node_id] * work.gang.memory_bytes_per_rank > node.free_memory_bytes
             ):
                 raise InvariantError(f"node {node_id} cannot take {work.work_id}")
+        part = placement[0].part
+        if (part is None) != (work.gang.part is None):
+            raise InvariantError(
+                f"{work.work_id} is placed on a part and asked for none, or the other way round"
+            )
+        if part is not None:
+            node = nodes[placement[0].node_id]
+            check_part(node, placement[0].devices[0], part, self._state.kinds.get(node.device_kind))
         for node_id, devices in taken.items():
             node = nodes[node_id]
             self.settle_node(node, now_ns)
             node.free_memory_bytes -= ranks_on[node_id] * work.gang.memory_bytes_per_rank
-            node.free = left[node_id]
-            node.leases[work.work_id] = devices
+            if part is None:
+                node.free = left[node_id]
+                node.leases[work.work_id] = devices
+            else:
+                lease_part(node, work.work_id, devices[0], part)
         work.fence = self._state.next_fence
         self._state.next_fence += 1
         work.placement = placement
@@ -123,7 +144,7 @@ class Ledger:
 
     def settle_node(self, node: Node, now_ns: int) -> None:
         """Books the time of the node's free devices. Called before a lease, a release, opening or closing."""
-        self._book_free(node, node.accounts, now_ns)
+        self._book_free(node, node.accounts, node.parts_accounts, now_ns)
         node.since_fragmented_ns = self._state.clocks[node.device_kind].reading_ns(now_ns)
         node.since_ns = now_ns
         _carry(node, now_ns)
@@ -133,7 +154,11 @@ class Ledger:
         accounts = Accounts(*(
             getattr(node.accounts, name) + (getattr(node.eras, name) << ERA_BITS) for name in _ACCOUNTS
         ))  # fmt: skip
-        self._book_free(node, accounts, now_ns)
+        rests = copy(node.parts_accounts)
+        self._book_free(node, accounts, rests, now_ns)
+        if node.shared:
+            book_held(node, accounts, rests, self._state.works, now_ns)
+        fold_rests(accounts, rests)
         for work_id, devices in node.leases.items():
             work = self._state.works[work_id]
             idle_ns = work.idle_ns + (0 if work.is_busy else now_ns - work.mode_since_ns)
@@ -141,9 +166,15 @@ class Ledger:
             accounts.busy_ns += (now_ns - work.leased_ns - idle_ns) * len(devices)
         return accounts
 
-    def _book_free(self, node: Node, accounts: Accounts, now_ns: int) -> None:
+    def _book_free(self, node: Node, accounts: Accounts, rests: Accounts, now_ns: int) -> None:
         num_free = len(node.free)
         device_ns = (now_ns - node.since_ns) * num_free
+        if node.shared:
+            elapsed_ns = now_ns - node.since_ns
+            clock = self._state.clocks[node.device_kind]
+            fragmented_ns = clock.reading_ns(now_ns) - node.since_fragmented_ns
+            kind = self._state.kinds.get(node.device_kind)
+            book_unused(node, accounts, rests, kind, elapsed_ns, fragmented_ns)
         if node.is_open:
             clock = self._state.clocks[node.device_kind]
             fragmented_ns = (clock.reading_ns(now_ns) - node.since_fragmented_ns) * num_free
@@ -154,12 +185,16 @@ class Ledger:
 
     def _release(self, work: Work, node_id: str, num_ranks: int, is_failure: bool, now_ns: int) -> None:
         node = self._state.nodes[node_id]
-        devices = node.leases.pop(work.work_id, ())
-        if len(devices) != num_ranks * work.gang.devices_per_rank:
-            raise InvariantError(f"{work.work_id} gives back devices of {node_id} that it does not hold")
         if now_ns - work.leased_ns != work.idle_ns + work.safe_ns + work.at_risk_ns:
             raise InvariantError(f"the times of {work.work_id} do not sum to those of its lease")
         self.settle_node(node, now_ns)
+        node.free_memory_bytes += num_ranks * work.gang.memory_bytes_per_rank
+        if work.gang.part is not None:
+            release_part(node, work, is_failure=is_failure)
+            return
+        devices = node.leases.pop(work.work_id, ())
+        if len(devices) != num_ranks * work.gang.devices_per_rank:
+            raise InvariantError(f"{work.work_id} gives back devices of {node_id} that it does not hold")
         accounts, num_devices = node.accounts, len(devices)
         accounts.allocated_idle_ns += work.idle_ns * num_devices
         accounts.busy_ns += work.safe_ns * num_devices
@@ -169,7 +204,6 @@ class Ledger:
             accounts.busy_ns += work.at_risk_ns * num_devices
         _carry(node, now_ns)
         node.free = tuple(sorted(node.free + devices))
-        node.free_memory_bytes += num_ranks * work.gang.memory_bytes_per_rank
 
 
 def ranks_by_node(placement: tuple[RankPlacement, ...]) -> dict[str, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from groundplane.control.context import Context
-from groundplane.control.events import NodeFenced, NodeJoined
+from groundplane.control.devices import overlaps
+from groundplane.control.events import KindDescribed, NodeFenced, NodeJoined
 from groundplane.control.lifecycle.node import NODE
 from groundplane.control.state import Node, Work
 
@@ -13,6 +14,22 @@ class Nodes:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+
+    def kind_described(self, event: KindDescribed) -> None:
+        """What devices of a kind are. A description that parts which are held contradict is ignored."""
+        state = self._context.state
+        nodes = [node for node in state.nodes.values() if node.device_kind == event.device_kind]
+        if state.kinds.get(event.device_kind) == event or any(
+            overlaps(parts.values(), event) for node in nodes for parts in node.shared.values()
+        ):
+            self._context.ignore("description of a kind that changes nothing or contradicts what is held")
+            return
+        for node in nodes:
+            self._context.ledger.settle_node(node, self._context.now_ns)
+        state.kinds[event.device_kind] = event
+        for node in nodes:
+            self._context.node_changed(node)
+        self._context.queue.capacity_changed()
 
     def joined(self, event: NodeJoined) -> list[Work]:
         """A node offers its devices; the answer is the works that its new life proves to be gone from it."""
@@ -83,7 +100,7 @@ class Nodes:
         """Closes the node, then takes back every lease on it."""
         works = self._context.state.works
         self._change(node, "fenced")
-        lost = [works[holder] for holder in sorted(node.leases, key=lambda holder: works[holder].fence)]
+        lost = [works[holder] for holder in sorted(node.holders(), key=lambda holder: works[holder].fence)]
         for work in lost:
             self._context.ledger.release_node(work, node.node_id, self._context.now_ns)
         return lost

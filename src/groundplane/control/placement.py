@@ -13,7 +13,8 @@ moving one costs the same at ten nodes and at ten thousand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
 
 from groundplane.control.actions import RankPlacement
 from groundplane.control.domains import Domain, Domains
@@ -21,17 +22,29 @@ from groundplane.control.events import Gang
 from groundplane.control.state import Node
 
 
+class Parts(Protocol):
+    """Who knows where parts of devices go (`sharing.py`)."""
+
+    def place(self, gang: Gang, pools: Pools) -> tuple[RankPlacement, ...] | None:
+        """A part for the gang's one rank, or None; `pools` says which fresh devices may be opened."""
+
+
 class Pools:
-    """One `Pool` a device kind, tried in the order of their names.
+    """One `Pool` a device kind, tried in the order of the gang's `kinds`, else of their names.
 
     Args:
         count: how many devices of an open node count; those that nobody holds, if not given.
         kept_bytes: how much of a node's free memory does not count; none, if not given.
+        parts: places gangs that want a part of a device; they find none, if not given.
     """
 
     def __init__(
-        self, count: Callable[[Node], int] | None = None, kept_bytes: Callable[[Node], int] | None = None
+        self,
+        count: Callable[[Node], int] | None = None,
+        kept_bytes: Callable[[Node], int] | None = None,
+        parts: Parts | None = None,
     ) -> None:
+        self._parts = parts
         self._count = count or num_free_on
         self._kept_bytes = kept_bytes
         self._pools: dict[str, Pool] = {}
@@ -48,7 +61,9 @@ class Pools:
 
     def place(self, gang: Gang) -> tuple[RankPlacement, ...] | None:
         """Devices for every rank of `gang`, or None."""
-        for pool in self:
+        if gang.part is not None:
+            return None if self._parts is None else self._parts.place(gang, self)
+        for pool in self.pools_for(gang):
             placement = pool.place(gang)
             if placement is not None:
                 return placement
@@ -56,11 +71,26 @@ class Pools:
 
     def have_room(self, gang: Gang) -> bool:
         """Whether `place` would find devices; cheaper where memory does not count."""
+        if gang.part is not None:
+            return self.place(gang) is not None
         return self.have_slots(gang) and (gang.memory_bytes_per_rank == 0 or self.place(gang) is not None)
 
     def have_slots(self, gang: Gang) -> bool:
         """Whether the devices of any kind would allow all ranks of `gang`, memory aside."""
-        return any(pool.num_slots(gang) >= gang.num_ranks for pool in self)
+        if gang.part is not None:
+            return self.place(gang) is not None
+        return any(pool.num_slots(gang) >= gang.num_ranks for pool in self.pools_for(gang))
+
+    def pools_for(self, gang: Gang) -> Iterable[Pool]:
+        """The pools whose devices will do for the gang, the best first."""
+        if not gang.kinds:
+            return self._pools.values()
+        return [self._pools[kind] for kind in gang.kinds if kind in self._pools]
+
+    def rooms(self, kind: str, gang: Gang) -> Iterator[tuple[int, Node]]:
+        """Of each number of free devices the first node of a kind with room for one rank of `gang`."""
+        pool = self._pools.get(kind)
+        return iter(()) if pool is None else pool.rooms(gang)
 
     def num_free(self) -> int:
         """Free devices of all kinds."""
@@ -109,6 +139,14 @@ class Pool:
     def open_nodes(self) -> Iterator[Node]:
         """Every open node, in the order of joining."""
         return (node for node, num in zip(self.nodes, self._num_free_of, strict=True) if num >= 0)
+
+    def rooms(self, gang: Gang) -> Iterator[tuple[int, Node]]:
+        """Of each number of free devices the first node with room for one rank of `gang`, fullest first."""
+        for num_free in range(gang.devices_per_rank, len(self._masks)):
+            for node in self._nodes_with(num_free, self._domains.root.mask):
+                if self._slots(node, num_free, gang):
+                    yield num_free, node
+                    break
 
     def num_slots(self, gang: Gang) -> int:
         """How many ranks of `gang` its devices would allow now, memory aside: an upper bound, cheap."""

@@ -17,6 +17,7 @@ from itertools import islice
 
 from groundplane.control.events import Gang
 from groundplane.control.placement import Pool, Pools, num_slots
+from groundplane.control.sharing import Sharing
 from groundplane.control.sorted_list import SortedList
 from groundplane.control.state import CoreState, HeadPlan, Hold, Node, Work
 
@@ -35,9 +36,10 @@ End = tuple[int, int, int]
 class Planner:
     """Timetables over the nodes of `pools` and the works of `state`."""
 
-    def __init__(self, state: CoreState, pools: Pools) -> None:
+    def __init__(self, state: CoreState, pools: Pools, sharing: Sharing) -> None:
         self._state = state
         self._pools = pools
+        self._sharing = sharing
         self._timetables: dict[tuple[str, int, int], Timetable] = {}
         self._ends: dict[str, list[End]] = {}
 
@@ -55,7 +57,11 @@ class Planner:
             owner_id: the job or replica that waits.
         """
         best: tuple[int, dict[str, Hold]] | None = None
-        for pool in self._pools:
+        if gang.part is not None:
+            best = self._sharing.first_room(gang, self._end_ns)
+        for pool in self._pools.pools_for(gang):
+            if gang.part is not None and not self._sharing.fits_when_empty(gang, pool.device_kind):
+                continue
             found = self._timetable(pool, gang).first_room(gang)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
@@ -63,6 +69,9 @@ class Planner:
             return None
         start_ns = -1 if best[0] >= UNKNOWN_NS else max(best[0], self._state.now_ns)
         return HeadPlan(owner_id, start_ns, best[1])
+
+    def _end_ns(self, work_id: str) -> int:
+        return expected_end_ns(self._state, self._state.works[work_id])
 
     def _timetable(self, pool: Pool, gang: Gang) -> Timetable:
         key = (pool.device_kind, gang.devices_per_rank, gang.memory_bytes_per_rank)
@@ -86,6 +95,11 @@ class Planner:
                     gang, num_devices = work.gang, len(devices)
                     ranks = num_devices // gang.devices_per_rank
                     ends.append((end_ns, num_devices, ranks * gang.memory_bytes_per_rank))
+            for parts in node.shared.values():
+                works = [self._state.works[work_id] for work_id in parts]
+                ends_ns = [expected_end_ns(self._state, work) for work in works]
+                if min(ends_ns) >= 0:
+                    ends.append((max(ends_ns), 1, sum(work.gang.memory_bytes_per_rank for work in works)))
             ends.sort()
         return ends
 

@@ -174,7 +174,7 @@ class Scheduler:
             lines: who may start: all that waits, or only what is new.
         """
         context = self._context
-        if context.pools.num_free() == 0:
+        if context.pools.num_free() == 0 and not context.sharing:
             return
         waiting = self._with_room(lines)
         if not waiting:
@@ -213,7 +213,7 @@ class Scheduler:
                 turns.go_on(turn, following)
 
     def _with_room(self, lines: Mapping[tuple[str, Gang], Line]) -> list[tuple[str, Gang, Line]]:
-        """The lines whose gang has room and, where the head's plan is made, an entry that would not delay it."""
+        """The lines whose gang has room and, where a plan is made, an entry that would not delay it."""
         context = self._context
         plan = context.state.head_plan
         window_ns = 0 if plan is None else self._window_ns(plan)

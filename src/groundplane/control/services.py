@@ -61,6 +61,7 @@ class Services:
             service.drain_ns, service.generation, service.state = event.drain_ns, event.generation, "active"
             service.restarts_used = service.restarts_in_row = 0
             service.reason = ""
+        self._context.mix.note(event.gang)
         self._reconcile(service)
 
     def scaled(self, event: ServiceScaled) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from groundplane.control.events import Gang, PolicySet
+from groundplane.control.events import UNITS_PER_DEVICE, Gang, PolicySet
 from groundplane.control.state import CoreState, QueueUsage, Work
 
 ROOT = ""
@@ -84,12 +84,17 @@ class Shares:
 
     def limit_reached(self, queue: str, gang: Gang) -> str | None:
         """The queue on the way to the root whose limit the gang would pass, if there is one."""
-        need = gang.num_ranks * gang.devices_per_rank
+        part_units = 0 if gang.part is None else gang.part.units
+        need = 0 if part_units else gang.num_ranks * gang.devices_per_rank
         for name in self._path(queue):
             rule = self._state.queues.get(name)
             if rule is not None and rule.limit_devices >= 0:
                 usage = self._state.usage.get(name)
-                if need + (0 if usage is None else usage.num_devices) > rule.limit_devices:
+                held = 0 if usage is None else usage.num_devices
+                if part_units or (usage is not None and usage.units):
+                    units = part_units + (0 if usage is None else sum(usage.units.values()))
+                    held += -(-units // UNITS_PER_DEVICE)
+                if need + held > rule.limit_devices:
                     return name
         return None
 
@@ -139,7 +144,7 @@ class Shares:
             return
         self.num_changes += 1
         gang = work.gang
-        num_devices = sign * gang.num_ranks * gang.devices_per_rank
+        num_devices = 0 if gang.part is not None else sign * gang.num_ranks * gang.devices_per_rank
         kind = state.nodes[work.placement[0].node_id].device_kind
         for name in self._path(work.queue):
             self._level_keys.pop(name, None)
@@ -147,6 +152,8 @@ class Shares:
             self._settle(name)
             usage.num_devices += num_devices
             usage.devices[kind] = usage.devices.get(kind, 0) + num_devices
+            if gang.part is not None:
+                usage.units[kind] = usage.units.get(kind, 0) + sign * gang.part.units
             usage.memory_bytes += sign * gang.num_ranks * gang.memory_bytes_per_rank
 
     def _usage(self, name: str) -> QueueUsage:
@@ -158,7 +165,8 @@ class Shares:
     def _dominant(self, usage: QueueUsage) -> int:
         share = usage.memory_bytes * SHARE_ONE // max(1, self._total_bytes)
         for kind, num_devices in usage.devices.items():
-            share = max(share, num_devices * SHARE_ONE // self._totals[kind])
+            units = num_devices * UNITS_PER_DEVICE + usage.units.get(kind, 0)
+            share = max(share, units * SHARE_ONE // (self._totals[kind] * UNITS_PER_DEVICE))
         return share
 
     def _settle(self, name: str) -> None:
