@@ -2,8 +2,8 @@
 
     python benchmarks/scheduler.py [--json] [--quick] [--only NAME ...]
 
-One core of this machine. Rates and whole runs are CPU time, so that neighbours do not count; the latency of
-one decision is wall time of one call of `handle`, all calls counted. The replay of the Philly arrivals needs
+One core of this machine. All times are CPU time, so that neighbours do not count; the latency of one decision
+is that of one call of `handle`, all calls counted. The replay of the Philly arrivals needs
 the folder of reference data (GROUNDPLANE_SHARED, or `../shared` beside the project) and is null without it.
 """
 
@@ -66,7 +66,7 @@ class Load:
 
     def fill(self, num_devices: int) -> None:
         """Submits until so many devices are held."""
-        while sum(pool.num_free for pool in self.core.pools) > NUM_NODES * DEVICES - num_devices:
+        while self.core.pools.num_free() > NUM_NODES * DEVICES - num_devices:
             self._submit()
 
     def keep_waiting(self, backlog: int) -> None:
@@ -88,7 +88,7 @@ class Load:
         return time.process_time() - begin_s
 
     def place(self, size: int) -> float:
-        """Wall time of placing one more gang, which must have room."""
+        """CPU time of placing one more gang, which must have room."""
         self._num_jobs += 1
         before = self.num_placed
         self._give(self._job(size))
@@ -108,9 +108,9 @@ class Load:
         return ev.JobSubmitted(name, "job", queue, 0, gang, RESTART, S, 0, predicted_ns)
 
     def _give(self, event: ev.AnyEvent) -> None:
-        begin_s = time.perf_counter()
+        begin_s = time.process_time()
         actions = self.core.handle(self._now_ns, event)
-        self.latencies_s.append(time.perf_counter() - begin_s)
+        self.latencies_s.append(time.process_time() - begin_s)
         for action in actions:
             if isinstance(action, StartWork):
                 self.num_placed += 1

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 
 class Domain:
-    """One domain. `mask` has a bit for each node in it; `counts[f]` open nodes have f free devices."""
+    """One domain. `mask` has a bit for each node in it; `counts[f]` open nodes have f free devices.
 
-    __slots__ = ("children", "counts", "mask", "order", "parent")
+    `_slots` keeps the numbers of ranks that were asked for, by devices a rank; `move` keeps them true.
+    """
+
+    __slots__ = ("_slots", "children", "counts", "mask", "order", "parent")
 
     def __init__(self, parent: Domain | None, order: int) -> None:
         self.parent = parent
@@ -19,13 +22,27 @@ class Domain:
         self.children: list[Domain] = []
         self.counts: list[int] = [0]
         self.mask = 0
+        self._slots: dict[int, int] = {}
 
     def num_slots(self, devices_per_rank: int) -> int:
         """How many ranks its free devices would allow now, memory aside: an upper bound, cheap."""
-        slots = 0
-        for num_free in range(devices_per_rank, len(self.counts)):
-            slots += self.counts[num_free] * (num_free // devices_per_rank)
+        slots = self._slots.get(devices_per_rank)
+        if slots is None:
+            slots = 0
+            for num_free in range(devices_per_rank, len(self.counts)):
+                slots += self.counts[num_free] * (num_free // devices_per_rank)
+            self._slots[devices_per_rank] = slots
         return slots
+
+    def move(self, before: int, after: int) -> None:
+        """A node has another number of free devices; -1 stands for closed."""
+        if before >= 0:
+            self.counts[before] -= 1
+        if after >= 0:
+            self.counts[after] += 1
+        lost, gained = 0 if before < 0 else before, 0 if after < 0 else after
+        for devices_per_rank in self._slots:
+            self._slots[devices_per_rank] += gained // devices_per_rank - lost // devices_per_rank
 
 
 class Domains:
@@ -59,10 +76,7 @@ class Domains:
     def move(self, domain: Domain | None, before: int, after: int) -> None:
         """A node in `domain` has another number of free devices; -1 stands for closed."""
         while domain is not None:
-            if before >= 0:
-                domain.counts[before] -= 1
-            if after >= 0:
-                domain.counts[after] += 1
+            domain.move(before, after)
             domain = domain.parent
 
     def narrowest_first(self, devices_per_rank: int, num_ranks: int) -> list[Domain]:

@@ -17,7 +17,6 @@ from groundplane.control.sorted_list import SortedList
 from groundplane.control.state import Job, Service, Work
 from groundplane.spec.errors import InvariantError
 
-
 SHORT_ENTRIES = 100
 """How many of the shortest entries of a line are looked at for one that fits into a gap of time."""
 
