@@ -178,10 +178,10 @@ def test_layers_keep_the_duration_and_the_counts_in_windows(factor: float) -> No
     assert len(other) == pytest.approx(factor * len(rows), rel=0.05)
     assert other.duration_s == pytest.approx(rows.duration_s, rel=0.02)
     for window_s in (10.0, 60.0):
-        # Whole layers keep it exactly but for the second a copy may be late; a thinned one scatters more.
-        assert count_cv(other, window_s) == pytest.approx(
-            count_cv(rows, window_s), rel=0.05 if factor > 1 else 0.3
-        )
+        # Whole layers keep it but for the second a copy may be late; thinning can only add scatter.
+        assert count_cv(other, window_s) >= 0.95 * count_cv(rows, window_s)
+        if factor > 1:
+            assert count_cv(other, window_s) == pytest.approx(count_cv(rows, window_s), rel=0.05)
     assert np.all(np.diff(other.arrival_ns) >= 0)
 
 
