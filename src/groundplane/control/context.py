@@ -25,10 +25,13 @@ class Context:
         self.shares = Shares(state)
         self.mix = Mix(state)
         self.sharing = Sharing(state, self.mix)
-        self.pools = Pools(parts=PartPlacer(self.sharing))
+        self.pools = Pools(parts=PartPlacer(self.sharing), empty_ns=self._empty_ns)
         self.capacity = Pools(self._num_not_held_for_good)
         self.beside = Pools(
-            self._num_beside_plan, self._kept_by_plan_bytes, PartPlacer(self.sharing, self._is_in_plan)
+            self._num_beside_plan,
+            self._kept_by_plan_bytes,
+            PartPlacer(self.sharing, self._is_in_plan),
+            self._empty_ns,
         )
         self.planner = Planner(state, self.pools, self.sharing)
         self.queue = Queue()
@@ -50,11 +53,11 @@ class Context:
 
     def add_job(self, job: Job) -> None:
         """A job waits."""
-        self.queue.add(self.shares.leaf_of(job.queue), entry_of_job(job), job.gang)
+        self.queue.add(self.shares.leaf_of(job.queue), entry_of_job(job, self.state.order), job.gang)
 
     def remove_job(self, job: Job) -> None:
         """A job waits no longer."""
-        self.queue.remove(self.shares.leaf_of(job.queue), entry_of_job(job), job.gang)
+        self.queue.remove(self.shares.leaf_of(job.queue), entry_of_job(job, self.state.order), job.gang)
 
     def add_replica(self, service: Service, replica: Work) -> None:
         """A replica waits."""
@@ -139,6 +142,9 @@ class Context:
             self.planner.node_changed(node)
             if work.kind == "replica":
                 self.capacity.update(node)
+
+    def _empty_ns(self, node: Node) -> int:
+        return self.planner.empty_ns(node)
 
     def _num_beside_plan(self, node: Node) -> int:
         """Free devices that the head's plan does not keep."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from groundplane.spec.errors import InputError
-
 
 UNITS_PER_DEVICE = 7000
 """The integer unit of a part of a device: a MIG compute slice is 1,000 of them, one per mille is 7."""
@@ -304,6 +303,25 @@ class QueueRule(Struct, frozen=True, forbid_unknown_fields=True):
         _at_least(self, -1, "limit_devices")
 
 
+class OrderRules(Struct, frozen=True, forbid_unknown_fields=True):
+    """Who goes first within a queue, and where it is put.
+
+    With `patience_percent` jobs of one priority go in the order of their due times instead of their
+    submission: submission plus so many percent of the predicted run time over the square root of the gang's
+    devices (`unpredicted_run_ns` where nothing is predicted). Without `is_backfilling` nothing passes the
+    head. With `packs_by_end` a gang smaller than a node goes where it least delays the moment at which the
+    node is empty, as far as ends are predicted.
+    """
+
+    is_backfilling: bool = True
+    patience_percent: int = 0
+    unpredicted_run_ns: int = 0
+    packs_by_end: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "patience_percent", "unpredicted_run_ns")
+
+
 class PolicySet(Event, frozen=True):
     """All queues and their rules, in place of what was before; works that run go on.
 
@@ -312,6 +330,7 @@ class PolicySet(Event, frozen=True):
 
     queues: tuple[QueueRule, ...]
     half_life_ns: int = 0
+    order: OrderRules = field(default_factory=OrderRules)
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "half_life_ns")

@@ -77,9 +77,9 @@ def explain_job(core: ControlCore, job_id: str, now_ns: int) -> JobExplanation |
 def _ahead(core: ControlCore, job: Job) -> list[Ahead]:
     if job.state != "queued":
         return []
-    mine = entry_of_job(job)
+    mine = entry_of_job(job, core.state.order)
     leaf = core.shares.leaf_of(job.queue)
-    lines = [line for (of_queue, _), line in core.queue.lines.items() if of_queue == leaf]
+    lines = core.queue.lines.get(leaf, {}).values()
     before = sorted(entry for line in lines for entry in line if entry < mine)
     return [Ahead(entry.waiting_id, -entry.minus_priority, core.scheduler.gang_of(entry)) for entry in before]
 
@@ -107,7 +107,7 @@ def _reason(
         held = 0 if usage is None else usage.num_devices
         return f"{need}; queue {limit} holds {held} devices of at most {rule.limit_devices}"
     head = core.scheduler.head()
-    if head is None or entry_of_job(job) < head:
+    if head is None or entry_of_job(job, core.state.order) < head:
         return f"{need}, more than jobs could ever give back on the open nodes; now {have}"
     if head.owner_id == job.job_id:
         return f"{need}; now {have}; it is the first in the queue and devices are kept for it"

@@ -21,6 +21,9 @@ from groundplane.control.domains import Domain, Domains
 from groundplane.control.events import Gang
 from groundplane.control.state import Node
 
+PACKING_CANDIDATES = 32
+"""How many nodes are compared where a gang is placed by its end."""
+
 
 class Parts(Protocol):
     """Who knows where parts of devices go (`sharing.py`)."""
@@ -36,6 +39,7 @@ class Pools:
         count: how many devices of an open node count; those that nobody holds, if not given.
         kept_bytes: how much of a node's free memory does not count; none, if not given.
         parts: places gangs that want a part of a device; they find none, if not given.
+        empty_ns: when an open node is expected to be empty; needed to place by ends.
     """
 
     def __init__(
@@ -43,8 +47,10 @@ class Pools:
         count: Callable[[Node], int] | None = None,
         kept_bytes: Callable[[Node], int] | None = None,
         parts: Parts | None = None,
+        empty_ns: Callable[[Node], int] | None = None,
     ) -> None:
         self._parts = parts
+        self._empty_ns = empty_ns
         self._count = count or num_free_on
         self._kept_bytes = kept_bytes
         self._pools: dict[str, Pool] = {}
@@ -55,16 +61,22 @@ class Pools:
     def update(self, node: Node) -> None:
         """Takes note of a node that is new or changed."""
         if node.device_kind not in self._pools:
-            self._pools[node.device_kind] = Pool(node.device_kind, self._count, self._kept_bytes)
+            self._pools[node.device_kind] = Pool(
+                node.device_kind, self._count, self._kept_bytes, self._empty_ns
+            )
             self._pools = dict(sorted(self._pools.items()))
         self._pools[node.device_kind].update(node)
 
-    def place(self, gang: Gang) -> tuple[RankPlacement, ...] | None:
-        """Devices for every rank of `gang`, or None."""
+    def place(self, gang: Gang, end_ns: int = -1) -> tuple[RankPlacement, ...] | None:
+        """Devices for every rank of `gang`, or None.
+
+        Args:
+            end_ns: when the gang is expected to end, to be placed by that; -1 to be placed by fullness alone.
+        """
         if gang.part is not None:
             return None if self._parts is None else self._parts.place(gang, self)
         for pool in self.pools_for(gang):
-            placement = pool.place(gang)
+            placement = pool.place(gang, end_ns)
             if placement is not None:
                 return placement
         return None
@@ -101,8 +113,13 @@ class Pool:
     """The open nodes of one device kind."""
 
     def __init__(
-        self, device_kind: str, count: Callable[[Node], int], kept_bytes: Callable[[Node], int] | None = None
+        self,
+        device_kind: str,
+        count: Callable[[Node], int],
+        kept_bytes: Callable[[Node], int] | None = None,
+        empty_ns: Callable[[Node], int] | None = None,
     ) -> None:
+        self._empty_ns = empty_ns
         self._count = count
         self._kept_bytes = kept_bytes
         self.device_kind = device_kind
@@ -152,11 +169,14 @@ class Pool:
         """How many ranks of `gang` its devices would allow now, memory aside: an upper bound, cheap."""
         return self._domains.root.num_slots(gang.devices_per_rank)
 
-    def place(self, gang: Gang) -> tuple[RankPlacement, ...] | None:
+    def place(self, gang: Gang, end_ns: int = -1) -> tuple[RankPlacement, ...] | None:
         """As `Pools.place`, on this kind only."""
         if self.num_slots(gang) < gang.num_ranks:
             return None
-        single = self._best_fit(gang, gang.num_ranks, {}, self._domains.root.mask)
+        if end_ns >= 0 and self._empty_ns is not None:
+            single = self._by_end(gang, end_ns, self._empty_ns)
+        else:
+            single = self._best_fit(gang, gang.num_ranks, {}, self._domains.root.mask)
         if single is not None:
             return _ranks(gang, {single.node_id: (single, gang.num_ranks)})
         if gang.num_ranks == 1:
@@ -205,6 +225,22 @@ class Pool:
                 if node.node_id not in taken and self._slots(node, num_free, gang) >= num_ranks:
                     return node
         return None
+
+    def _by_end(self, gang: Gang, end_ns: int, empty_ns: Callable[[Node], int]) -> Node | None:
+        """Of the fullest nodes with room for all of `gang` the one that it keeps from being empty least."""
+        best: tuple[int, Node] | None = None
+        num_seen = 0
+        for num_free in range(gang.num_ranks * gang.devices_per_rank, len(self._masks)):
+            for node in self._nodes_with(num_free, self._domains.root.mask):
+                if self._slots(node, num_free, gang) < gang.num_ranks:
+                    continue
+                later_ns = max(0, end_ns - empty_ns(node))
+                if best is None or later_ns < best[0]:
+                    best = (later_ns, node)
+                num_seen += 1
+                if later_ns == 0 or num_seen >= PACKING_CANDIDATES:
+                    return best[1]
+        return None if best is None else best[1]
 
     def _slots(self, node: Node, num_free: int, gang: Gang) -> int:
         memory_bytes = node.free_memory_bytes

@@ -23,6 +23,8 @@ from groundplane.control.state import CoreState, HeadPlan, Hold, Node, Work
 
 UNKNOWN_NS = 1 << 62
 """Ends that nobody predicted come from here on, in the order of fences."""
+NEVER_NS = 1 << 63
+"""Beyond any end."""
 LEAVING = ("draining", "stopping")
 MAX_TIMETABLES = 16
 """How many shapes of rank have a timetable at once, over all device kinds; the one made first goes first."""
@@ -82,6 +84,15 @@ class Planner:
             timetable = self._timetables[key] = Timetable(pool, gang, self._ends_on)
         timetable.refresh()
         return timetable
+
+    def empty_ns(self, node: Node) -> int:
+        """When the node is expected to be empty: now, at its last end, or never that could be told."""
+        if not node.leases and not node.shared:
+            return self._state.now_ns
+        ends = self._ends_on(node)
+        if len(ends) < len(node.leases) + len(node.shared):
+            return NEVER_NS
+        return ends[-1][0]
 
     def _ends_on(self, node: Node) -> list[End]:
         """The works on a node that are expected to end, the first first; kept until the node changes."""

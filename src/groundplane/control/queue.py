@@ -1,4 +1,4 @@
-"""The order in which the entries of one queue are served: priority first, then submission. Derived state.
+"""The order in which the entries of one queue are served: priority, then due time or submission. Derived.
 
 Entries of a queue that ask for the same gang stand in one line: when the first of them cannot be placed, none
 of them can, so that a pass costs as much as there are lines and starts, not as there are entries. Also
@@ -10,13 +10,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from itertools import islice
+from math import isqrt
 from typing import NamedTuple
 
-from groundplane.control.events import Gang
+from groundplane.control.events import Gang, OrderRules
 from groundplane.control.sorted_list import SortedList
 from groundplane.control.state import Job, Service, Work
 from groundplane.spec.errors import InvariantError
 
+SEQUENCE_BITS = 40
+"""Room for the number of a submission below a due time."""
 SHORT_ENTRIES = 100
 """How many of the shortest entries of a line are looked at for one that fits into a gap of time."""
 
@@ -24,11 +27,12 @@ SHORT_ENTRIES = 100
 class Entry(NamedTuple):
     """One waiting job, or one waiting replica (`number` > 0). Sorts in the order of service.
 
-    `predicted_run_ns` is 0 where nothing is predicted, as for every replica.
+    `place` is the due time, if the rules have one, and within it the order of submission; replicas are due
+    at once. `predicted_run_ns` is 0 where nothing is predicted, as for every replica.
     """
 
     minus_priority: int
-    sequence: int
+    place: int
     number: int
     owner_id: str
     predicted_run_ns: int
@@ -89,7 +93,7 @@ class Queue:
     """Entries in lines of one queue and gang each, and what a pass has to look at."""
 
     def __init__(self) -> None:
-        self.lines: dict[tuple[str, Gang], Line] = {}
+        self.lines: dict[str, dict[Gang, Line]] = {}
         self.new_entries: list[tuple[str, Entry, Gang]] = []
         self.needs_full_pass = False
         self._num_entries = 0
@@ -101,13 +105,14 @@ class Queue:
     @property
     def entries(self) -> list[Entry]:
         """All entries in the order of service; made anew each time."""
-        return list(heapq.merge(*self.lines.values()))
+        return list(heapq.merge(*(line for lines in self.lines.values() for line in lines.values())))
 
     def add(self, leaf: str, entry: Entry, gang: Gang) -> None:
         """A job or a replica waits in the order of the queue `leaf`."""
-        line = self.lines.get((leaf, gang))
+        lines = self.lines.setdefault(leaf, {})
+        line = lines.get(gang)
         if line is None:
-            line = self.lines[leaf, gang] = Line()
+            line = lines[gang] = Line()
         line.add(entry)
         self._num_entries += 1
         minus_priority = entry.minus_priority
@@ -116,7 +121,8 @@ class Queue:
 
     def remove(self, leaf: str, entry: Entry, gang: Gang) -> None:
         """The entry waits no longer. Whoever stood behind it may have a chance now."""
-        line = self.lines.get((leaf, gang))
+        lines = self.lines.get(leaf, {})
+        line = lines.get(gang)
         if line is None:
             raise InvariantError(f"{entry.waiting_id} is not in the queue")
         line.remove(entry)
@@ -125,7 +131,9 @@ class Queue:
         if not self._num_of_priority[entry.minus_priority]:
             del self._num_of_priority[entry.minus_priority]
         if not line:
-            del self.lines[leaf, gang]
+            del lines[gang]
+            if not lines:
+                del self.lines[leaf]
         if (leaf, entry, gang) in self.new_entries:
             self.new_entries.remove((leaf, entry, gang))
         self.needs_full_pass = True
@@ -152,9 +160,22 @@ class Queue:
         self.needs_full_pass = False
 
 
-def entry_of_job(job: Job) -> Entry:
-    """The place of a job in the queue; the same each time it waits."""
-    return Entry(-job.priority, job.sequence, 0, job.job_id, job.predicted_run_ns)
+def entry_of_job(job: Job, order: OrderRules) -> Entry:
+    """The place of a job in the queue; the same each time it waits under the same rules."""
+    place = (due_ns(job, order) << SEQUENCE_BITS) + job.sequence
+    return Entry(-job.priority, place, 0, job.job_id, job.predicted_run_ns)
+
+
+def due_ns(job: Job, order: OrderRules) -> int:
+    """When the job should have started; 0 for all where the order is that of submission.
+
+    The square root is taken with ten binary places.
+    """
+    if not order.patience_percent:
+        return 0
+    num_devices = job.gang.num_ranks * job.gang.devices_per_rank
+    patience_ns = (job.predicted_run_ns or order.unpredicted_run_ns) * order.patience_percent // 100
+    return job.submitted_ns + (patience_ns << 10) // isqrt(num_devices << 20)
 
 
 def entry_of_replica(service: Service, replica: Work) -> Entry:

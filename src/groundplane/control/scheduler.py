@@ -51,9 +51,9 @@ class Scheduler:
             if head is None or any(is_ahead(leaf, entry, *head[:2]) for leaf, entry, _ in queue.new_entries):
                 self._full_pass()
             else:
-                lines: dict[tuple[str, Gang], Line] = {}
+                lines: dict[str, dict[Gang, Line]] = {}
                 for leaf, entry, gang in queue.new_entries:
-                    lines.setdefault((leaf, gang), Line()).add(entry)
+                    lines.setdefault(leaf, {}).setdefault(gang, Line()).add(entry)
                 self._backfill(lines)
             queue.settled()
         self._set_clocks()
@@ -71,7 +71,7 @@ class Scheduler:
         replica = state.works.get(state.head_id)
         if replica is not None:
             return entry_of_replica(state.services[replica.owner_id], replica)
-        return entry_of_job(state.jobs[state.head_id])
+        return entry_of_job(state.jobs[state.head_id], state.order)
 
     def _waiting_head(self) -> tuple[str, Entry, Gang] | None:
         """The head with its queue and gang, if it still waits."""
@@ -82,7 +82,7 @@ class Scheduler:
             leaf = self._context.shares.leaf_of(service.queue)
             return leaf, entry_of_replica(service, replica), replica.gang
         if job is not None and job.state == "queued":
-            return self._context.shares.leaf_of(job.queue), entry_of_job(job), job.gang
+            return self._context.shares.leaf_of(job.queue), entry_of_job(job, state.order), job.gang
         return None
 
     def plan(self) -> HeadPlan | None:
@@ -115,22 +115,16 @@ class Scheduler:
         """Starts entries in their turn; True if one had to wait and became the head."""
         context = self._context
         lines = context.queue.lines
-        of_leaf = None if ahead_of is None or context.queue.outranks(ahead_of[1]) else ahead_of[0]
-        turns = Turns(
-            context.shares,
-            [
-                (leaf, gang, line)
-                for (leaf, gang), line in lines.items()
-                if of_leaf is None or leaf == of_leaf
-            ],
-            ahead_of,
-        )
+        if ahead_of is not None and not context.queue.outranks(ahead_of[1]):
+            leaf = ahead_of[0]
+            lines = {leaf: lines[leaf]} if leaf in lines else {}
+        turns = Turns(context.shares, lines, ahead_of)
         while (turn := turns.next()) is not None:
             if context.shares.limit_reached(turn.leaf, turn.gang) is not None:
                 turns.skip_queue(turn.leaf)
             elif self._starts_or_blocks(turn.entry, turn.gang, before):
                 if context.state.head_id:
-                    self._backfill(lines)
+                    self._backfill(context.queue.lines)
                     return True
                 if turn.line:
                     turns.go_on(turn, turn.line.first())
@@ -139,7 +133,7 @@ class Scheduler:
     def _starts_or_blocks(self, entry: Entry, gang: Gang, before: HeadPlan | None) -> bool:
         """Starts the entry, or makes it the head; False if it could not even run if all jobs were over."""
         context = self._context
-        placement = context.pools.place(gang)
+        placement = context.pools.place(gang, self._end_ns(entry, gang))
         if placement is not None:
             self._start(entry, placement)
             return True
@@ -167,7 +161,7 @@ class Scheduler:
     def _new_plan(self, entry: Entry) -> HeadPlan | None:
         return self._context.planner.plan(entry.waiting_id, self.gang_of(entry))
 
-    def _backfill(self, lines: Mapping[tuple[str, Gang], Line]) -> None:
+    def _backfill(self, lines: Mapping[str, Mapping[Gang, Line]]) -> None:
         """Starts what does not delay the head, whose plan is made when first something could.
 
         Args:
@@ -192,7 +186,7 @@ class Scheduler:
                 turns.skip_queue(leaf)
                 continue
             window_ns = self._window_ns(self._made_plan())
-            placement = None if gang in full_beside else context.beside.place(gang)
+            placement = None if gang in full_beside else context.beside.place(gang, self._end_ns(entry, gang))
             if placement is None:
                 full_beside[gang] = None
                 short = line.first_within(window_ns)
@@ -201,10 +195,10 @@ class Scheduler:
                 if short != entry:
                     turns.go_on(turn, short)
                     continue
-                placement = context.pools.place(gang)
+                placement = context.pools.place(gang, self._end_ns(entry, gang))
                 if placement is None:
                     continue
-            if line is not context.queue.lines.get((leaf, gang)):
+            if line is not context.queue.lines[leaf].get(gang):
                 line.remove(entry)  # from the copy, as starting does from the queue
             self._start(entry, placement)
             has_started = True
@@ -212,21 +206,29 @@ class Scheduler:
             if following is not None:
                 turns.go_on(turn, following)
 
-    def _with_room(self, lines: Mapping[tuple[str, Gang], Line]) -> list[tuple[str, Gang, Line]]:
+    def _end_ns(self, entry: Entry, gang: Gang) -> int:
+        """When it would be expected to end; -1 where that does not decide about its place."""
+        state = self._context.state
+        if not (state.order.packs_by_end and entry.predicted_run_ns) or gang.num_ranks > 1:
+            return -1
+        return state.now_ns + entry.predicted_run_ns
+
+    def _with_room(self, lines: Mapping[str, Mapping[Gang, Line]]) -> dict[str, dict[Gang, Line]]:
         """The lines whose gang has room and, where a plan is made, an entry that would not delay it."""
         context = self._context
         plan = context.state.head_plan
         window_ns = 0 if plan is None else self._window_ns(plan)
         rooms: dict[Gang, tuple[bool, bool]] = {}
-        waiting = []
-        for (leaf, gang), line in lines.items():
-            room = rooms.get(gang)
-            if room is None:
-                has_room = context.pools.have_room(gang)
-                has_room_beside = has_room and (plan is None or context.beside.have_slots(gang))
-                room = rooms[gang] = has_room, has_room_beside
-            if room[1] or (room[0] and line.first_within(window_ns) is not None):
-                waiting.append((leaf, gang, line))
+        waiting: dict[str, dict[Gang, Line]] = {}
+        for leaf, lines_of_leaf in lines.items():
+            for gang, line in lines_of_leaf.items():
+                room = rooms.get(gang)
+                if room is None:
+                    has_room = context.pools.have_room(gang)
+                    has_room_beside = has_room and (plan is None or context.beside.have_slots(gang))
+                    room = rooms[gang] = has_room, has_room_beside
+                if room[1] or (room[0] and line.first_within(window_ns) is not None):
+                    waiting.setdefault(leaf, {})[gang] = line
         return waiting
 
     def _window_ns(self, plan: HeadPlan) -> int:

@@ -28,14 +28,12 @@ _DECAY_BITS = 64
 _FOR_EVER_NS = 1 << 126
 
 LevelKey = tuple[bool, int, str]
-Key = tuple[LevelKey, ...]
 
 
 class Shares:
-    """Usage and order of the queues in `state`. `num_changes` grows when the order may have changed."""
+    """Usage and order of the queues in `state`."""
 
     def __init__(self, state: CoreState) -> None:
-        self.num_changes = 0
         self._state = state
         self._decay = _decay_table()
         self._paths: dict[str, list[str]] = {}
@@ -63,10 +61,10 @@ class Shares:
             self._settle(name)
         state.queues = {rule.queue_id: rule for rule in policy.queues}
         state.half_life_ns = policy.half_life_ns
+        state.order = policy.order
         state.usage = {}
         self._paths.clear()
         self._level_keys.clear()
-        self.num_changes += 1
         for work in state.works.values():
             if work.placement:
                 self.add(work)
@@ -86,7 +84,7 @@ class Shares:
         """The queue on the way to the root whose limit the gang would pass, if there is one."""
         part_units = 0 if gang.part is None else gang.part.units
         need = 0 if part_units else gang.num_ranks * gang.devices_per_rank
-        for name in self._path(queue):
+        for name in self.path(queue):
             rule = self._state.queues.get(name)
             if rule is not None and rule.limit_devices >= 0:
                 usage = self._state.usage.get(name)
@@ -98,10 +96,6 @@ class Shares:
                     return name
         return None
 
-    def key(self, leaf: str) -> Key:
-        """Sorts leaves in the order in which they are served."""
-        return tuple(self._level_key(name) for name in reversed(self._path(leaf)))
-
     def weighted_share(self, name: str) -> int:
         """The mean of present and past dominant share over the weight, in units of 1 / `SHARE_ONE`."""
         usage = self._state.usage.get(name)
@@ -112,8 +106,11 @@ class Shares:
         both = self._dominant(usage) + (usage.average if self._state.half_life_ns else 0)
         return both // (2 * (1 if rule is None else rule.weight))
 
-    def _level_key(self, name: str) -> LevelKey:
-        """Kept until what the queue holds changes, or the next step of its past is due."""
+    def level_key(self, name: str) -> LevelKey:
+        """Sorts the queues below one parent in the order in which they are served.
+
+        Kept until what the queue holds changes, or the next step of its past is due.
+        """
         kept = self._level_keys.get(name)
         if kept is not None and self._state.now_ns < kept[1]:
             return kept[0]
@@ -126,27 +123,30 @@ class Shares:
         self._level_keys[name] = (key, valid_ns)
         return key
 
-    def _path(self, queue: str) -> list[str]:
+    def path(self, queue: str) -> list[str]:
         """The queue and those above it, without the root."""
         path = self._paths.get(queue)
         if path is None:
             path, name = [], queue
             while name != ROOT:
                 path.append(name)
-                rule = self._state.queues.get(name)
-                name = ROOT if rule is None else rule.parent
+                name = self.parent_of(name)
             self._paths[queue] = path
         return path
+
+    def parent_of(self, queue: str) -> str:
+        """The queue above one that is not the root."""
+        rule = self._state.queues.get(queue)
+        return ROOT if rule is None else rule.parent
 
     def _change(self, work: Work, sign: int) -> None:
         state = self._state
         if not state.queues:
             return
-        self.num_changes += 1
         gang = work.gang
         num_devices = 0 if gang.part is not None else sign * gang.num_ranks * gang.devices_per_rank
         kind = state.nodes[work.placement[0].node_id].device_kind
-        for name in self._path(work.queue):
+        for name in self.path(work.queue):
             self._level_keys.pop(name, None)
             usage = self._usage(name)
             self._settle(name)

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from groundplane.control.actions import PlacedPart, RankPlacement
-from groundplane.control.events import DevicePart, Gang, KindDescribed, QueueRule, RestartPolicy
+from groundplane.control.events import DevicePart, Gang, KindDescribed, OrderRules, QueueRule, RestartPolicy
 
 
 class Accounts(Struct, forbid_unknown_fields=True):
@@ -232,6 +232,7 @@ class CoreState(Struct, forbid_unknown_fields=True):
     clocks: dict[str, FragmentationClock] = field(default_factory=dict)
     queues: dict[str, QueueRule] = field(default_factory=dict)
     half_life_ns: int = 0
+    order: OrderRules = field(default_factory=OrderRules)
     usage: dict[str, QueueUsage] = field(default_factory=dict)
     head_id: str = ""
     head_plan: HeadPlan | None = None

@@ -7,12 +7,12 @@ start. Made for one pass and thrown away.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from groundplane.control.events import Gang
 from groundplane.control.queue import Entry, Line
-from groundplane.control.shares import Key, Shares
+from groundplane.control.shares import ROOT, Shares
 
 
 class Turn(NamedTuple):
@@ -25,57 +25,76 @@ class Turn(NamedTuple):
 
 
 class Turns:
-    """Serves the lines of a queue.
+    """Serves the lines of all queues.
 
     Args:
-        lines: (queue, gang, line); none of them empty.
+        lines: what waits in each queue, by gang; no line is empty.
         ahead_of: only entries that are served before this one of that queue; all, if not given.
     """
 
     def __init__(
         self,
         shares: Shares,
-        lines: Iterable[tuple[str, Gang, Line]],
+        lines: Mapping[str, Mapping[Gang, Line]],
         ahead_of: tuple[str, Entry] | None = None,
     ) -> None:
         self._shares = shares
+        self._lines = lines
         self._ahead_of = ahead_of
-        self._heaps: dict[str, list[tuple[Entry, int, Gang, Line]]] = {}
-        for number, (leaf, gang, line) in enumerate(lines):
-            self._push(leaf, (line.first(), number, gang, line))
-        self._last_number = 0
-        self._keys: dict[str, Key] = {}
-        self._num_changes = -1
+        self._heaps: dict[str, list[tuple[Entry, Gang, Line]]] = {}  # made when a queue is first served
+        self._below: dict[str, dict[str, None]] = {}  # queues with a turn, by parent
+        self._leaves: dict[str, None] = {}
+        for leaf in lines:
+            self._open(leaf)
 
     def next(self) -> Turn | None:
         """The entry whose turn it is; its line waits until `go_on` or is done."""
-        if not self._heaps:
-            return None
-        leaf = next(iter(self._heaps)) if len(self._heaps) == 1 else self._first_leaf()
-        heap = self._heaps[leaf]
-        entry, self._last_number, gang, line = heapq.heappop(heap)
-        if not heap:
-            del self._heaps[leaf]
-        return Turn(entry, gang, leaf, line)
+        while self._leaves:
+            leaf = ROOT
+            while leaf not in self._leaves:
+                below = self._below[leaf]
+                leaf = next(iter(below)) if len(below) == 1 else min(below, key=self._shares.level_key)
+            heap = self._heaps.get(leaf)
+            if heap is None:
+                heap = self._heaps[leaf] = [
+                    (line.first(), gang, line)
+                    for gang, line in self._lines[leaf].items()
+                    if self._is_wanted(leaf, line.first())
+                ]
+                heapq.heapify(heap)
+            if heap:
+                entry, gang, line = heapq.heappop(heap)
+                return Turn(entry, gang, leaf, line)
+            self._close(leaf)
+        return None
 
     def go_on(self, turn: Turn, entry: Entry) -> None:
         """The line of the newest turn goes on with this entry."""
-        self._push(turn.leaf, (entry, self._last_number, turn.gang, turn.line))
+        if self._is_wanted(turn.leaf, entry):
+            heapq.heappush(self._heaps[turn.leaf], (entry, turn.gang, turn.line))
 
     def skip_queue(self, leaf: str) -> None:
         """Nothing more of this queue in this pass."""
-        self._heaps.pop(leaf, None)
+        self._heaps[leaf].clear()
 
-    def _first_leaf(self) -> str:
-        """The queue that is served next; keys are made anew only after a start has changed what is held."""
-        if self._num_changes != self._shares.num_changes:
-            self._num_changes = self._shares.num_changes
-            self._keys = {leaf: self._shares.key(leaf) for leaf in self._heaps}
-        return min(self._heaps, key=self._keys.__getitem__)
+    def _is_wanted(self, leaf: str, entry: Entry) -> bool:
+        return self._ahead_of is None or is_ahead(leaf, entry, *self._ahead_of)
 
-    def _push(self, leaf: str, first: tuple[Entry, int, Gang, Line]) -> None:
-        if self._ahead_of is None or is_ahead(leaf, first[0], *self._ahead_of):
-            heapq.heappush(self._heaps.setdefault(leaf, []), first)
+    def _open(self, leaf: str) -> None:
+        self._leaves[leaf] = None
+        for name in self._shares.path(leaf):
+            below = self._below.setdefault(self._shares.parent_of(name), {})
+            if name in below:
+                return
+            below[name] = None
+
+    def _close(self, leaf: str) -> None:
+        """The queue has no turn any more, and neither have those above it that had none but through it."""
+        del self._leaves[leaf]
+        for name in self._shares.path(leaf):
+            if name in self._leaves or self._below.get(name):
+                return
+            del self._below[self._shares.parent_of(name)][name]
 
 
 def is_ahead(leaf: str, entry: Entry, head_leaf: str, head: Entry) -> bool:
