@@ -291,7 +291,7 @@ def give_usage_back_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def look_at_the_queue_only_not_above_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Shares, "_path", lambda shares, queue: [queue] if queue else [])
+    patch.setattr(Shares, "path", lambda shares, queue: [queue] if queue else [])
 
 
 PLANTS: list[Plant] = [

@@ -17,7 +17,7 @@ UNITS_PER_DEVICE = 7000
 """The integer unit of a part of a device: a MIG compute slice is 1,000 of them, one per mille is 7."""
 
 
-class DevicePart(Struct, frozen=True, forbid_unknown_fields=True):
+class DevicePart(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A part of one device, beside other parts: a MIG instance if a `profile` is named, else a fraction.
 
     `units` is its compute in 1 / `UNITS_PER_DEVICE`, which is what quotas and accounts count. A fraction may
@@ -55,7 +55,7 @@ class Gang(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
             raise InputError("must be one rank on one device to take a part of it", field="part")
 
 
-class RestartPolicy(Struct, frozen=True, forbid_unknown_fields=True):
+class RestartPolicy(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """At most `budget` restarts; the n-th in a row without progress waits min(backoff * 2**(n-1), limit)."""
 
     budget: int
@@ -66,14 +66,14 @@ class RestartPolicy(Struct, frozen=True, forbid_unknown_fields=True):
         _at_least(self, 0, "budget", "backoff_ns", "backoff_limit_ns")
 
 
-class Event(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class Event(Struct, frozen=True, forbid_unknown_fields=True, tag=True, gc=False):
     """Base of all events; the tag is the class name."""
 
 
 # Devices -------------------------------------------------------------------------------------------------
 
 
-class PartProfile(Struct, frozen=True, forbid_unknown_fields=True):
+class PartProfile(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One way to cut a device in hardware: `num_slots` memory slices from one of `starts` on.
 
     `max_instances` at once on a device; 0 for as many as find room.
@@ -284,7 +284,7 @@ class WorkDrained(Event, frozen=True):
 # Policy --------------------------------------------------------------------------------------------------
 
 
-class QueueRule(Struct, frozen=True, forbid_unknown_fields=True):
+class QueueRule(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One queue below `parent` ("" for the root).
 
     `weight` is its part beside its siblings; of `guaranteed_devices` it is served before those who have had
@@ -303,11 +303,11 @@ class QueueRule(Struct, frozen=True, forbid_unknown_fields=True):
         _at_least(self, -1, "limit_devices")
 
 
-class OrderRules(Struct, frozen=True, forbid_unknown_fields=True):
+class OrderRules(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Who goes first within a queue, and where it is put.
 
     With `patience_percent` jobs of one priority go in the order of their due times instead of their
-    submission: submission plus so many percent of the predicted run time over the square root of the gang's
+    submission: submission plus so many percent of the predicted run time, over the number of the gang's
     devices (`unpredicted_run_ns` where nothing is predicted). Without `is_backfilling` nothing passes the
     head. With `packs_by_end` a gang smaller than a node goes where it least delays the moment at which the
     node is empty, as far as ends are predicted.
@@ -384,7 +384,7 @@ AnyEvent = (
 
 def _at_least(struct: Struct, least: int, *fields: str) -> None:
     """What no event may carry is refused where it is made, so that the core never meets it."""
-    for field in fields:
-        value = getattr(struct, field)
+    for name in fields:
+        value = getattr(struct, name)
         if value < least:
-            raise InputError(f"must be at least {least}", field=field, value=value)
+            raise InputError(f"must be at least {least}", field=name, value=value)

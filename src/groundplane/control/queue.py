@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from itertools import islice
-from math import isqrt
 from typing import NamedTuple
 
 from groundplane.control.events import Gang, OrderRules
@@ -167,15 +166,12 @@ def entry_of_job(job: Job, order: OrderRules) -> Entry:
 
 
 def due_ns(job: Job, order: OrderRules) -> int:
-    """When the job should have started; 0 for all where the order is that of submission.
-
-    The square root is taken with ten binary places.
-    """
+    """When the job should have started; 0 for all where the order is that of submission."""
     if not order.patience_percent:
         return 0
     num_devices = job.gang.num_ranks * job.gang.devices_per_rank
     patience_ns = (job.predicted_run_ns or order.unpredicted_run_ns) * order.patience_percent // 100
-    return job.submitted_ns + (patience_ns << 10) // isqrt(num_devices << 20)
+    return job.submitted_ns + patience_ns // num_devices
 
 
 def entry_of_replica(service: Service, replica: Work) -> Entry:

@@ -168,6 +168,8 @@ class Scheduler:
             lines: who may start: all that waits, or only what is new.
         """
         context = self._context
+        if not context.state.order.is_backfilling:
+            return
         if context.pools.num_free() == 0 and not context.sharing:
             return
         waiting = self._with_room(lines)

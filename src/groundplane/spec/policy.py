@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
-from msgspec import Struct
+from collections.abc import Sequence
+from typing import Annotated, Final
 
-from groundplane.spec.errors import InputError, nearest_name
+import msgspec
+from msgspec import Meta, Struct
+
+from groundplane.spec.errors import InputError, nearest_name, unknown_name
 from groundplane.spec.quantity import Count, Name, PositiveInt, Seconds
 
 
@@ -32,14 +35,23 @@ class QueueSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PolicySpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="policy"):
-    """All queues; one that is not listed has weight 1, no guarantee and no limit.
+    """All queues, and the order within them. A queue that is not listed has weight 1, no guarantee, no limit;
+    where none is listed all jobs stand in one order.
 
     `half_life` is the time after which past usage counts half as much as present usage; 0 forgets at once.
-    The guarantees of queues below another must fit into its guarantee, where it has one.
+    The guarantees of queues below another must fit into its guarantee, where it has one. `patience` is how
+    many times its own run time, over its devices, a job can wait: jobs go in the order of submission plus
+    that (0: of submission); `unpredicted_run` stands for a run time that nobody predicted. `backfill` lets
+    jobs pass the first that must wait, never delaying it; `pack_by_end` puts small jobs on nodes that will
+    not be empty sooner anyway.
     """
 
-    queues: tuple[QueueSpec, ...]
+    queues: tuple[QueueSpec, ...] = ()
     half_life_s: Seconds = msgspec.field(default=86_400.0, name="half_life")
+    backfill: bool = True
+    patience: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0
+    unpredicted_run_s: Seconds = msgspec.field(default=3600.0, name="unpredicted_run")
+    pack_by_end: bool = False
 
     def __post_init__(self) -> None:
         by_name: dict[str, QueueSpec] = {}
@@ -70,3 +82,33 @@ class PolicySpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kin
             if num_steps > len(by_name):
                 raise InputError("must not be below the queue itself", field=field, value=queue.parent)
             above = by_name[above].parent
+
+
+DEFAULT_POLICY: Final = "default"
+POLICY_NAMES: Final = (DEFAULT_POLICY, "fifo", "backfill", "fair-share")
+"""Policies that can be named where a file could be."""
+
+
+def named_policy(name: str, queues: Sequence[str] = ()) -> PolicySpec:
+    """A policy by its name.
+
+    `fifo`: strict order of submission; nothing passes the first that must wait. `backfill`: the same with
+    backfill beside a reservation for the first. `fair-share`: every queue has the same weight, a day's
+    half-life, and backfill. `default`: one order by due time, backfill, and packing by ends.
+
+    Args:
+        name: one of `POLICY_NAMES`.
+        queues: names that `fair-share` weighs.
+
+    Raises:
+        InputError: unknown name.
+    """
+    if name == "fifo":
+        return PolicySpec(backfill=False)
+    if name == "backfill":
+        return PolicySpec()
+    if name == "fair-share":
+        return PolicySpec(tuple(QueueSpec(queue) for queue in sorted(queues)))
+    if name == DEFAULT_POLICY:
+        return PolicySpec(patience=4.0, pack_by_end=True)
+    raise unknown_name("policy", name, POLICY_NAMES, field="policy")

@@ -1,0 +1,29 @@
+"""From a policy as a person writes it to the event that sets it."""
+
+from __future__ import annotations
+
+from groundplane.control.events import OrderRules, PolicySet, QueueRule
+from groundplane.spec.policy import PolicySpec
+
+S = 1_000_000_000
+
+
+def policy_event(spec: PolicySpec) -> PolicySet:
+    """The event that brings the core to follow `spec`; nothing of an earlier policy stays."""
+    rules = tuple(
+        QueueRule(
+            queue_id=queue.name,
+            parent=queue.parent,
+            weight=queue.weight,
+            guaranteed_devices=queue.guaranteed_devices,
+            limit_devices=-1 if queue.limit_devices is None else queue.limit_devices,
+        )
+        for queue in spec.queues
+    )
+    order = OrderRules(
+        is_backfilling=spec.backfill,
+        patience_percent=round(spec.patience * 100),
+        unpredicted_run_ns=round(spec.unpredicted_run_s * S),
+        packs_by_end=spec.pack_by_end,
+    )
+    return PolicySet(rules, round(spec.half_life_s * S), order)
