@@ -171,8 +171,8 @@ class Context:
             if works[work_id].kind == "replica" and works[work_id].state not in LEAVING
         )
         num_held = sum(held)
-        for parts in node.shared.values():
-            sharers = [works[work_id] for work_id in parts]
+        for each in node.shared:
+            sharers = [works[work_id] for work_id in each.parts]
             num_held += any(work.kind == "replica" and work.state not in LEAVING for work in sharers)
         return node.num_devices - num_held
 

@@ -7,7 +7,8 @@ is asked for. A part goes where this rises least. For a shape of several whole d
 node that has too few of them are fragments too, so opening a fresh device counts what that spoils.
 
 The mix is learnt: what was asked for of late, each shape with its count; all counts are halved when their sum
-reaches `MIX_MEMORY`, so that old requests fade. Integers only.
+reaches `MIX_MEMORY`, so that old requests fade. One request for one whole device is always in it: where
+nothing is known, devices are kept whole. Integers only.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ MIX_SHAPES = 16
 """How many shapes the mix holds; the rarest makes room for a new one."""
 MIX_MEMORY = 4096
 """Requests that the mix remembers at most."""
+
+ONE_DEVICE = Demand(num_devices=1, part=None, kinds=(), count=1)
+"""What is in every mix."""
 
 Shape = tuple[int, DevicePart | None, tuple[str, ...]]
 
@@ -55,7 +59,7 @@ class Mix:
         """
         is_fresh = before == UNUSED
         rise = 0
-        for demand in self._state.demands:
+        for demand in (ONE_DEVICE, *self._state.demands):
             after_units = _fragment(after, demand, kind)
             if is_fresh:
                 each = after_units + _free_fragments(num_free - 1, demand, kind)
@@ -66,7 +70,9 @@ class Mix:
 
     def fragments(self, use: DeviceUse, kind: KindDescribed) -> int:
         """Fragmentation of one shared device, in units times counts."""
-        return sum(demand.count * _fragment(use, demand, kind) for demand in self._state.demands)
+        return sum(
+            demand.count * _fragment(use, demand, kind) for demand in (ONE_DEVICE, *self._state.demands)
+        )
 
     def _add(self, shape: Shape) -> Demand:
         demands = self._state.demands

@@ -20,7 +20,7 @@ class Nodes:
         state = self._context.state
         nodes = [node for node in state.nodes.values() if node.device_kind == event.device_kind]
         if state.kinds.get(event.device_kind) == event or any(
-            overlaps(parts.values(), event) for node in nodes for parts in node.shared.values()
+            overlaps(each.parts.values(), event) for node in nodes for each in node.shared
         ):
             self._context.ignore("description of a kind that changes nothing or contradicts what is held")
             return

@@ -12,7 +12,7 @@ from __future__ import annotations
 from groundplane.control.actions import PlacedPart
 from groundplane.control.devices import is_stranded, overlaps, use_of
 from groundplane.control.events import UNITS_PER_DEVICE, KindDescribed
-from groundplane.control.state import Accounts, Node, Work
+from groundplane.control.state import Accounts, Node, SharedDevice, Work
 from groundplane.spec.errors import InvariantError
 
 _ACCOUNTS = Accounts.__struct_fields__
@@ -24,19 +24,21 @@ def check_part(node: Node, device: int, part: PlacedPart, kind: KindDescribed | 
     Raises:
         InvariantError: it would take something twice.
     """
-    held = node.shared.get(device)
-    if held is None and device not in node.free:
+    held = node.parts_of(device)
+    if not held and device not in node.free:
         raise InvariantError(f"device {device} of {node.node_id} is leased whole and cannot be shared")
-    if overlaps([*(held or {}).values(), part], kind):
+    if overlaps([*held.values(), part], kind):
         raise InvariantError(f"a part of device {device} of {node.node_id} would be leased twice")
 
 
 def lease_part(node: Node, work_id: str, device: int, part: PlacedPart) -> None:
     """Gives a part to a work. The node's time up to now is settled."""
-    if device not in node.shared:
+    if not node.parts_of(device):
         node.free = tuple(index for index in node.free if index != device)
-        node.shared[device] = {}
-    node.shared[device][work_id] = part
+        node.shared.append(SharedDevice(device))
+        node.shared.sort(key=lambda each: each.device)
+    shared = next(each for each in node.shared if each.device == device)
+    shared.parts[work_id] = part
 
 
 def release_part(node: Node, work: Work, *, is_failure: bool) -> None:
@@ -46,7 +48,8 @@ def release_part(node: Node, work: Work, *, is_failure: bool) -> None:
         InvariantError: the work has no part there.
     """
     device = work.placement[0].devices[0]
-    part = node.shared.get(device, {}).pop(work.work_id, None)
+    parts = node.parts_of(device)
+    part = parts.pop(work.work_id, None)
     if part is None:
         raise InvariantError(f"{work.work_id} gives back a part of {node.node_id} that it does not hold")
     lost_ns = work.at_risk_ns if is_failure else 0
@@ -54,8 +57,8 @@ def release_part(node: Node, work: Work, *, is_failure: bool) -> None:
     _book(accounts, rests, "allocated_idle_ns", work.idle_ns * part.units)
     _book(accounts, rests, "busy_ns", (work.safe_ns + work.at_risk_ns - lost_ns) * part.units)
     _book(accounts, rests, "wasted_by_failure_ns", lost_ns * part.units)
-    if not node.shared[device]:
-        del node.shared[device]
+    if not parts:
+        node.shared = [each for each in node.shared if each.device != device]
         node.free = tuple(sorted((*node.free, device)))
 
 
@@ -75,8 +78,8 @@ def book_unused(
         elapsed_ns: time to book.
         fragmented_ns: how much of it the fragmentation clock ran.
     """
-    for parts in node.shared.values():
-        use = use_of(parts.values(), kind)
+    for each in node.shared:
+        use = use_of(each.parts.values(), kind)
         if not node.is_open:
             _book(accounts, rests, "maintenance_ns", elapsed_ns * use.free_units)
             continue
@@ -87,8 +90,8 @@ def book_unused(
 
 def book_held(node: Node, accounts: Accounts, rests: Accounts, works: dict[str, Work], now_ns: int) -> None:
     """Books what parts have done since their lease, for a reading; work at risk counts as busy."""
-    for parts in node.shared.values():
-        for work_id, part in parts.items():
+    for each in node.shared:
+        for work_id, part in each.parts.items():
             work = works[work_id]
             idle_ns = work.idle_ns + (0 if work.is_busy else now_ns - work.mode_since_ns)
             _book(accounts, rests, "allocated_idle_ns", idle_ns * part.units)

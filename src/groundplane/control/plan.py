@@ -106,8 +106,8 @@ class Planner:
                     gang, num_devices = work.gang, len(devices)
                     ranks = num_devices // gang.devices_per_rank
                     ends.append((end_ns, num_devices, ranks * gang.memory_bytes_per_rank))
-            for parts in node.shared.values():
-                works = [self._state.works[work_id] for work_id in parts]
+            for each in node.shared:
+                works = [self._state.works[work_id] for work_id in each.parts]
                 ends_ns = [expected_end_ns(self._state, work) for work in works]
                 if min(ends_ns) >= 0:
                     ends.append((max(ends_ns), 1, sum(work.gang.memory_bytes_per_rank for work in works)))

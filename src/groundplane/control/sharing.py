@@ -90,10 +90,10 @@ class Sharing:
         described = self._state.kinds.get(node.device_kind)
         classes = self._spots.setdefault(node.device_kind, {})
         found = self._class_of[node.node_id] = {}
-        for device, parts in node.shared.items():
-            use = use_of(parts.values(), described)
-            classes.setdefault(use, SortedList()).add((node.index, device, node.node_id))
-            found[device] = (node.device_kind, use)
+        for each in node.shared:
+            use = use_of(each.parts.values(), described)
+            classes.setdefault(use, SortedList()).add((node.index, each.device, node.node_id))
+            found[each.device] = (node.device_kind, use)
 
     def place(
         self, gang: Gang, pools: Pools, is_barred: Callable[[Node], bool] | None = None
@@ -138,7 +138,7 @@ class Sharing:
         if gang.part is None:
             return -1
         kind = self._state.kinds.get(node.device_kind)
-        staying = dict(node.shared[device])
+        staying = dict(node.parts_of(device))
         memory_bytes = node.free_memory_bytes
         ends = sorted((end, work_id) for work_id in staying if (end := end_ns(work_id)) >= 0)
         for end, work_id in [(0, ""), *ends]:

@@ -15,7 +15,7 @@ from groundplane.control.actions import PlacedPart, RankPlacement
 from groundplane.control.events import DevicePart, Gang, KindDescribed, OrderRules, QueueRule, RestartPolicy
 
 
-class Accounts(Struct, forbid_unknown_fields=True):
+class Accounts(Struct, forbid_unknown_fields=True, gc=False):
     """Where device-nanoseconds went; see `ledger.py` for the rule of each account."""
 
     busy_ns: int = 0
@@ -26,7 +26,14 @@ class Accounts(Struct, forbid_unknown_fields=True):
     free_ns: int = 0
 
 
-class Node(Struct, forbid_unknown_fields=True):
+class SharedDevice(Struct, forbid_unknown_fields=True):
+    """One device that is cut into parts, with the part of each work; there is at least one."""
+
+    device: int
+    parts: dict[str, PlacedPart] = field(default_factory=dict)
+
+
+class Node(Struct, forbid_unknown_fields=True, gc=False):
     """One node and its devices, which are numbered from 0 and are each other's equals.
 
     `index` is its place in the order of joining, `topology` the domains around it, the widest first. `free`
@@ -51,7 +58,7 @@ class Node(Struct, forbid_unknown_fields=True):
     free: tuple[int, ...]
     topology: tuple[str, ...] = ()
     leases: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    shared: dict[int, dict[str, PlacedPart]] = field(default_factory=dict)
+    shared: list[SharedDevice] = field(default_factory=list)
     parts_accounts: Accounts = field(default_factory=Accounts)
     accounts: Accounts = field(default_factory=Accounts)
     eras: Accounts = field(default_factory=Accounts)
@@ -63,9 +70,13 @@ class Node(Struct, forbid_unknown_fields=True):
         """Devices that nobody holds."""
         return len(self.free)
 
+    def parts_of(self, device: int) -> dict[str, PlacedPart]:
+        """The parts of a device by work; none for one that is not shared."""
+        return next((each.parts for each in self.shared if each.device == device), {})
+
     def holders(self) -> list[str]:
         """Ids of the works that hold devices or parts of them here, each once."""
-        sharing = (work_id for parts in self.shared.values() for work_id in parts)
+        sharing = (work_id for each in self.shared for work_id in each.parts)
         return [*self.leases, *dict.fromkeys(sharing)]
 
     @property
@@ -74,7 +85,7 @@ class Node(Struct, forbid_unknown_fields=True):
         return self.state == "up" and not self.is_cordoned
 
 
-class Work(Struct, forbid_unknown_fields=True):
+class Work(Struct, forbid_unknown_fields=True, gc=False):
     """An attempt or a replica that is not gone. Times since its lease, by what they will be booked as.
 
     Up to `mode_since_ns`: `idle_ns`, busy that can be lost no more (`safe_ns`), and busy that a failure
@@ -104,7 +115,7 @@ class Work(Struct, forbid_unknown_fields=True):
     stop_grace_ns: int = 0
 
 
-class Job(Struct, forbid_unknown_fields=True):
+class Job(Struct, forbid_unknown_fields=True, gc=False):
     """One job. `sequence` is its place among all submissions and stays when it is queued again."""
 
     job_id: str
@@ -131,7 +142,7 @@ class Job(Struct, forbid_unknown_fields=True):
     reason: str = ""
 
 
-class Service(Struct, forbid_unknown_fields=True):
+class Service(Struct, forbid_unknown_fields=True, gc=False):
     """One service. `replicas` are the ids of those that are not gone, oldest first."""
 
     service_id: str
@@ -152,7 +163,7 @@ class Service(Struct, forbid_unknown_fields=True):
     reason: str = ""
 
 
-class Timer(Struct, forbid_unknown_fields=True):
+class Timer(Struct, forbid_unknown_fields=True, gc=False):
     """One timer that is set: when it is due, what it means and for whom."""
 
     at_ns: int
@@ -160,14 +171,14 @@ class Timer(Struct, forbid_unknown_fields=True):
     target_id: str
 
 
-class Hold(Struct, forbid_unknown_fields=True):
+class Hold(Struct, forbid_unknown_fields=True, gc=False):
     """What the plan of the queue's head keeps on one node."""
 
     num_devices: int
     memory_bytes: int
 
 
-class HeadPlan(Struct, forbid_unknown_fields=True):
+class HeadPlan(Struct, forbid_unknown_fields=True, gc=False):
     """Where the blocked head of the queue will run, and from when; `start_ns` is -1 where it is not known."""
 
     owner_id: str
@@ -175,7 +186,7 @@ class HeadPlan(Struct, forbid_unknown_fields=True):
     holds: dict[str, Hold]
 
 
-class FragmentationClock(Struct, forbid_unknown_fields=True):
+class FragmentationClock(Struct, forbid_unknown_fields=True, gc=False):
     """Runs while the devices of one kind are free, enough by count, and yet the head cannot be placed."""
 
     total_ns: int = 0
@@ -186,7 +197,7 @@ class FragmentationClock(Struct, forbid_unknown_fields=True):
         return self.total_ns + (now_ns - self.running_since_ns if self.running_since_ns >= 0 else 0)
 
 
-class Demand(Struct, forbid_unknown_fields=True):
+class Demand(Struct, forbid_unknown_fields=True, gc=False):
     """How often one shape of rank was asked for of late; see `fragmentation.py`."""
 
     num_devices: int
@@ -195,7 +206,7 @@ class Demand(Struct, forbid_unknown_fields=True):
     count: int
 
 
-class QueueUsage(Struct, forbid_unknown_fields=True):
+class QueueUsage(Struct, forbid_unknown_fields=True, gc=False):
     """What the works of a queue and of those below it hold, and its average share up to `since_ns`.
 
     `num_devices` and `devices` are whole devices, `units` those of parts of devices, by kind.
@@ -209,7 +220,7 @@ class QueueUsage(Struct, forbid_unknown_fields=True):
     average: int = 0
 
 
-class CoreState(Struct, forbid_unknown_fields=True):
+class CoreState(Struct, forbid_unknown_fields=True, gc=False):
     """All that the core knows. Dicts keep the order of insertion, which snapshots keep too.
 
     `jobs` holds those that have not ended and the newest that have, whose ids are in `ended_jobs`, oldest

@@ -17,6 +17,7 @@ from groundplane.spec.errors import InputError, unknown_name
 from groundplane.spec.quantity import (
     Bytes,
     BytesPerSecond,
+    Count,
     FlopsPerSecond,
     Name,
     PositiveInt,
@@ -109,12 +110,27 @@ class MeasuredChip(Struct, frozen=True, forbid_unknown_fields=True):
     software: dict[str, str] = {}
 
 
+class PartitionSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """One way to cut a chip in hardware (a MIG profile): an instance of some compute and memory slices.
+
+    `starts` are the memory slices at which an instance may begin. All instances of a chip together have no
+    memory slice twice, and of this profile at most `max_instances` (none given: as many as find room).
+    """
+
+    name: str
+    compute_slices: PositiveInt
+    memory_slices: PositiveInt
+    starts: tuple[Count, ...]
+    max_instances: PositiveInt | None = None
+
+
 class ChipSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """One accelerator (or CPU socket) as one rank sees it.
 
     `scaleup` is the chip's injection bandwidth into its scale-up fabric (NVLink, xGMI, ICI), one direction;
     None where the chip has none beyond PCIe. `scaleup_per_peer` is what one pair of chips can use of it where
-    chips are wired to each other and not to a switch (None: all of it). `sources` says where each field comes
+    chips are wired to each other and not to a switch (None: all of it). `partitions` are the ways in which the
+    chip can be cut in hardware; none where it cannot. `sources` says where each field comes
     from; the key "*" stands for all fields not named, "notes" for remarks such as sources that disagree.
     """
 
@@ -134,6 +150,7 @@ class ChipSpec(Struct, frozen=True, forbid_unknown_fields=True):
     pcie_bytes_per_s: BytesPerSecond | None = msgspec.field(default=None, name="pcie")
     tdp_w: Watts | None = msgspec.field(default=None, name="tdp")
     launch_overhead_s: Seconds = msgspec.field(default=4e-6, name="launch_overhead")
+    partitions: tuple[PartitionSpec, ...] = ()
     sources: dict[str, str] = {}
     measured: MeasuredChip | None = None
 
