@@ -24,6 +24,7 @@ from groundplane.spec.errors import InputError, nearest_name, unknown_name
 from groundplane.spec.huggingface import llm_from_config, load_llm
 from groundplane.spec.llm import LlmSpec
 from groundplane.spec.load import Lines, from_data, placed, read_data
+from groundplane.spec.topology import TopologyFile, read_topology
 
 _FILE_SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
 STRUCTS: Final[dict[str, type]] = {
@@ -83,7 +84,24 @@ def load_cluster(path: str | Path, *, catalog: Catalog | None = None) -> Cluster
         complete = expand_cluster(kept, known)
     except InputError as error:
         raise placed(error, file, lines) from None
-    return from_data(complete, ClusterSpec, file=file, lines=lines)
+    cluster = from_data(complete, ClusterSpec, file=file, lines=lines)
+    return cluster if cluster.topology is None else _with_topology(cluster, Path(path), lines)
+
+
+def _with_topology(cluster: ClusterSpec, path: Path, lines: Lines) -> ClusterSpec:
+    """The cluster with its topology's file found beside its own, and checked against the number of nodes."""
+    named = cluster.topology or TopologyFile("")
+    found = msgspec.structs.replace(named, file=str(path.parent / named.file))
+    hosts = read_topology(found.file, found.format).hosts
+    line, field = lines.get("topology"), "topology.file"
+    if len(hosts) not in (1, cluster.num_nodes):
+        rule = f"must describe the {cluster.num_nodes} nodes of the cluster, or one of them"
+        raise InputError(rule, file=str(path), line=line, field=field, value=len(hosts))
+    odd = next((host for host in hosts if host.num_devices not in (0, cluster.server.num_chips)), None)
+    if odd is not None:
+        rule = f"must give {odd.name} the {cluster.server.num_chips} chips of the server"
+        raise InputError(rule, file=str(path), line=line, field=field, value=odd.num_devices)
+    return msgspec.structs.replace(cluster, topology=found)
 
 
 def resolve_entry(section: str, name: str, *, catalog: Catalog | None = None) -> Any:

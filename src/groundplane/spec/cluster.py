@@ -24,6 +24,7 @@ from groundplane.spec.quantity import (
     Seconds,
     Watts,
 )
+from groundplane.spec.topology import TopologyFile
 
 DTYPES: Final = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 """Number formats that a chip may have a peak for."""
@@ -316,7 +317,7 @@ class StorageSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClusterSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cluster"):
-    """`nodes` equal servers on one fabric."""
+    """`nodes` equal servers on one fabric; `topology` says where each of them stands, from a file."""
 
     name: Name
     server: ServerSpec
@@ -324,6 +325,7 @@ class ClusterSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="ki
     fabric: FabricSpec
     storage: StorageSpec | None = None
     collectives: tuple[CollectivePoint, ...] = ()
+    topology: TopologyFile | None = None
     sources: dict[str, str] = {}
 
     @property
