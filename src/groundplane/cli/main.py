@@ -38,6 +38,7 @@ COMMANDS = {
     "services": ("groundplane.cli.serving", "List, scale and remove services."),
     "usage": ("groundplane.cli.serving", "Tokens and device-seconds used, from the ledgers."),
     "keys": ("groundplane.cli.keys", "Make, list and revoke API keys."),
+    "store": ("groundplane.cli.store", "Files in tiered storage: put, get, list, check, collect."),
     "schema": ("groundplane.cli.schema", "Print the JSON Schema of a spec file, for editors."),
     "catalog": ("groundplane.cli.catalog", "Show chips, servers and models, with their sources."),
     "calibrate": ("groundplane.cli.calibrate", "Fit a stack's profile to your own runs."),
@@ -122,6 +123,7 @@ EXTRA_OF_MODULE = {
     "litestar": "platform", "uvicorn": "platform", "sqlalchemy": "platform", "alembic": "platform",
     "httpx": "platform", "aiohttp": "platform", "uvloop": "platform", "httptools": "platform",
     "prometheus_client": "platform", "psycopg": "platform", "xllamacpp": "serve", "openai": "tour",
+    "obstore": "storage", "fsspec": "storage", "xxhash": "storage",
 }  # fmt: skip
 
 
