@@ -110,9 +110,8 @@ def test_fractions_share_compute_and_memory_and_stay_apart_from_instances() -> N
     hand.node("n0", 1, kind="plain")
     assert starts(hand.submit("a", fraction(500, 16))) == ["a.a1"]
     assert starts(hand.submit("c", fraction(250, 4))) == ["c.a1"]
-    assert (
-        starts(hand.submit("b", fraction(250, 5, kinds=("plain",)))) == []
-    )  # 25 of 24 GiB: the cap counts, not the compute
+    # 25 of 24 GiB: the cap counts, though there is compute.
+    assert starts(hand.submit("b", fraction(250, 5, kinds=("plain",)))) == []
     assert starts(hand.submit("d", mig("1g.10gb"))) == []
     hand.node("n1", 1, kind="h100")
     assert hand.place("d").node_id == "n1"

@@ -89,6 +89,20 @@ def fits_fraction(use: DeviceUse, part: DevicePart, kind: KindDescribed) -> bool
     return not kind.memory_bytes or use.memory_bytes + part.memory_bytes <= kind.memory_bytes
 
 
+def most_instances(use: DeviceUse, part: DevicePart, kind: KindDescribed) -> int:
+    """How many instances of a part's profile a device so used would take, one beside the other."""
+    profile = profile_of(kind, part.profile)
+    if profile is None or not _allows(use, profile):
+        return 0
+    slots, most = use.slots, 0
+    for start in profile.starts:
+        if not slots & _mask(profile, start):
+            slots |= _mask(profile, start)
+            most += 1
+    left = profile.max_instances - use.limited.count(profile.name) if profile.max_instances else most
+    return min(most, left, use.free_units // profile.units)
+
+
 def is_stranded(use: DeviceUse, kind: KindDescribed | None) -> bool:
     """Whether what is left of a shared device can be given to nobody: no slices or no memory are left."""
     if kind is None or use.mode == "whole":

@@ -4,7 +4,9 @@ After "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentat
 al., USENIX ATC 2023): the fragmentation of a device for one shape of request is what is left of it, if that
 shape does not fit there any more, and nothing if it does; over the mix it is the mean by how often each shape
 is asked for. A part goes where this rises least. For a shape of several whole devices the free devices of a
-node that has too few of them are fragments too, so opening a fresh device counts what that spoils.
+node that has too few of them are fragments too, so opening a fresh device counts what that spoils. Of
+instances, which have only certain starts, that is too coarse: to it comes what would be left with as many of
+them on the device as find a start.
 
 The mix is learnt: what was asked for of late, each shape with its count; all counts are halved when their sum
 reaches `MIX_MEMORY`, so that old requests fade. One request for one whole device is always in it: where
@@ -13,7 +15,7 @@ nothing is known, devices are kept whole. Integers only.
 
 from __future__ import annotations
 
-from groundplane.control.devices import UNUSED, DeviceUse, fits
+from groundplane.control.devices import UNUSED, DeviceUse, fits, most_instances
 from groundplane.control.events import UNITS_PER_DEVICE, DevicePart, Gang, KindDescribed
 from groundplane.control.state import CoreState, Demand
 
@@ -102,10 +104,14 @@ def lost_options(before: DeviceUse, after: DeviceUse, kind: KindDescribed) -> in
 
 
 def _fragment(use: DeviceUse, demand: Demand, kind: KindDescribed) -> int:
-    """What is left of a shared device, if the demand cannot use it."""
-    if demand.part is not None and _accepts(demand, kind) and fits(use, demand.part, kind):
-        return 0
-    return use.free_units
+    """What is left of a shared device, if the demand cannot use it; of one cut into instances see above."""
+    part = demand.part
+    if part is None or not _accepts(demand, kind):
+        return use.free_units
+    if part.profile and use.mode == "instances":
+        most = most_instances(use, part, kind)
+        return use.free_units - most * part.units + (use.free_units if most == 0 else 0)
+    return 0 if fits(use, part, kind) else use.free_units
 
 
 def _free_fragments(num_free: int, demand: Demand, kind: KindDescribed) -> int:

@@ -64,13 +64,13 @@ class Sharing:
 
     Args:
         mix: the typical mix, for `rank`.
-        rank: how candidates are compared; by the rise of fragmentation if not given.
+        rank: how candidates are compared; by the rise of fragmentation if not given. May be set anew.
     """
 
     def __init__(self, state: CoreState, mix: Mix, rank: Rank | None = None) -> None:
         self._state = state
         self._mix = mix
-        self._rank = rank or self._by_fragmentation
+        self.rank = rank or self.by_fragmentation
         self._spots: dict[str, dict[DeviceUse, SortedList[Spot]]] = {}
         self._class_of: dict[str, dict[int, tuple[str, DeviceUse]]] = {}
 
@@ -107,10 +107,10 @@ class Sharing:
         if gang.part is None:
             return None
         for kind in gang.kinds or tuple(self._state.kinds):
-            candidates = list(self._shared(kind, gang, gang.part, is_barred))
+            candidates = list(self.shared_candidates(kind, gang, gang.part, is_barred))
             candidates += self._fresh(kind, gang, gang.part, pools)
             if candidates:
-                best = min(candidates, key=self._rank)
+                best = min(candidates, key=self.rank)
                 return RankPlacement(best.node.node_id, (best.device,), best.part)
         return None
 
@@ -150,9 +150,10 @@ class Sharing:
                 return end
         return -1
 
-    def _shared(
+    def shared_candidates(
         self, kind: str, gang: Gang, part: DevicePart, is_barred: Callable[[Node], bool] | None
     ) -> Iterator[Candidate]:
+        """Ways to place the part on devices that are shared already: one device of each class of equals."""
         described = self._state.kinds.get(kind)
         for use, spots in self._spots.get(kind, {}).items():
             found = list(ways(use, part, described))
@@ -178,7 +179,8 @@ class Sharing:
                 after = use_with(UNUSED, placed, described)
                 yield Candidate(node, node.free[0], placed, UNUSED, after, num_free)
 
-    def _by_fragmentation(self, candidate: Candidate) -> tuple[int, ...]:
+    def by_fragmentation(self, candidate: Candidate) -> tuple[int, ...]:
+        """The rank that is used unless another is set."""
         node, device, _, before, after, num_free = candidate
         kind = self._state.kinds[node.device_kind]
         return (
