@@ -1,6 +1,6 @@
 """How many replicas a pool should have: a target a replica, and patience before it changes. In integers.
 
-One decision looks at the requests in the pool (waiting or running) and at what it decided before. It goes up
+A decision looks at the requests in the pool (waiting or running) and at what was decided before. It goes up
 once more have been wanted for `up_patience_ns` without a break, and down once fewer have been wanted for
 `down_patience_ns`, and then only to the most that was wanted in that time: a short lull sheds nothing, a burst
 does not swing the pool. Pure; the simulator compiles this very function, so it calls nothing.

@@ -34,7 +34,7 @@ def least_cost(
     prompt_tokens: int,
     prompt_permille: int,
 ) -> int:
-    """The able replica with the least to do, this request's prompt counted without what its cache holds of it.
+    """The able replica with the least to do, this prompt counted without what its cache holds of it.
 
     With all `hit_tokens` zero this is least work, else prefix-aware routing: a hit is worth going to a busier
     replica as long as it saves more than waits there.

@@ -241,6 +241,15 @@ def _check_pool(pool: PoolSpec, where: str) -> None:
             field=f"{where}.scheduler.max_batched_tokens",
             value=pool.scheduler.max_batched_tokens,
         )
+    for name in ("max_sequences", "max_batched_tokens"):
+        if getattr(pool.scheduler, name) > getattr(pool.table, name):
+            raise InputError(
+                f"must be at most the {getattr(pool.table, name)} of the pool's iteration table",
+                field=f"{where}.scheduler.{name}",
+                value=getattr(pool.scheduler, name),
+            )
+    if pool.scheduler.kind == "sglang" and pool.scheduler.preemption == "swap":
+        raise InputError("must be recompute with sglang", field=f"{where}.scheduler.preemption", value="swap")
     scale = pool.autoscale
     if scale is None:
         _least(pool.count, 1, f"{where}.count")

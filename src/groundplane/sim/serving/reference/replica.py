@@ -1,0 +1,456 @@
+"""One replica of the plain simulator: its line, its batch, and what an iteration does to both.
+
+The scheduler kinds differ in what fills an iteration (`start`), in when a request may begin (`_needed`), in
+who gives way when blocks run out (`_victim`), and in when computed blocks are shared.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import Protocol
+
+from groundplane.sim.serving.deployment import PoolSpec
+from groundplane.sim.serving.outcome import NEVER, EventKind
+from groundplane.sim.serving.prepare import SGLANG_CLIP_TOKENS, SGLANG_RATIO_LEAST, SGLANG_RATIO_START
+from groundplane.sim.serving.reference.cache import Cache
+from groundplane.sim.serving.reference.work import Work
+
+
+class Hooks(Protocol):
+    """What a replica tells the service of."""
+
+    def log(
+        self, now_ns: int, kind: EventKind, replica: int, subject: int, value: int, start_ns: int
+    ) -> None:
+        """Something happened."""
+
+    def token(self, work: Work, now_ns: int) -> None:
+        """A token was sent."""
+
+    def ended(self, work: Work, now_ns: int) -> None:
+        """The last token was sent."""
+
+    def handed(self, work: Work, now_ns: int) -> None:
+        """A prompt is computed and decodes elsewhere; its cache is held here."""
+
+
+OFF, STARTING, READY, DRAINING, LOST = range(5)
+
+
+class Replica:
+    """State of one engine. Lists of works are in order of rank (`waiting`, `prefilling`) or joining."""
+
+    def __init__(self, number: int, pool_index: int, pool: PoolSpec, unit_blocks: int, hooks: Hooks) -> None:
+        self.number, self.pool_index, self.pool, self.hooks = number, pool_index, pool, hooks
+        self.unit_blocks = unit_blocks
+        self.status = OFF
+        self.change_ns = NEVER
+        self.waiting: list[Work] = []
+        self.prefilling: list[Work] = []
+        self.decoding: list[Work] = []
+        self.transferring: dict[Work, int] = {}
+        self.holding: dict[int, Work] = {}
+        self.cache = Cache(pool.cache, unit_blocks)
+        self.swapped_blocks = 0
+        self.ratio_permille = SGLANG_RATIO_START
+        self.pieces: list[tuple[Work, int, int]] = []
+        self.iterating = False
+        self.iteration_start_ns = self.iteration_end_ns = NEVER
+        self.egress_ns = self.ingress_ns = 0
+        self.busy_ns = self.ready_ns = self.up_ns = 0
+        self.iterations = self.decode_tokens = self.prompt_tokens = 0
+        self.kv_block_ns = self.kv_peak_blocks = self.kv_since_ns = 0
+        self.preemptions = self.transfer_ns = self.starts = 0
+        self.up_since_ns = self.ready_since_ns = NEVER
+        self.num_decode = 0
+        self._loads_ns = self._swaps_ns = 0
+
+    # What others look at
+    # -------------------------------------------------------------------------------------------------
+
+    @property
+    def serving(self) -> bool:
+        """It computes."""
+        return self.status in (READY, DRAINING)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in its batch, those whose caches are on their way included."""
+        return len(self.prefilling) + len(self.decoding) + len(self.transferring)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are here."""
+        return len(self.waiting) + self.num_running + len(self.holding)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens still to be computed."""
+        return sum(work.pending_tokens for work in (*self.waiting, *self.prefilling))
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens in the caches of decoding sequences, and of those that come to decode here."""
+        here = sum(work.computed for work in self.decoding)
+        return here + sum(work.expected_tokens for work in (*self.waiting, *self.transferring))
+
+    def expected_hits(self, work: Work) -> int:
+        """Tokens that the prefix cache of the chip holds of a prompt."""
+        limit = self._hit_limit(work, work.target - 1)
+        return self.cache.hits(work.hashes, limit) * self.cache.unit_tokens
+
+    def push(self, work: Work) -> None:
+        """Puts a request into the line."""
+        bisect.insort(self.waiting, work, key=lambda other: other.rank)
+
+    # Iterations
+    # -------------------------------------------------------------------------------------------------
+
+    def start(self, now_ns: int) -> None:
+        """Begins an iteration if there is something to compute."""
+        self.touch(now_ns)
+        self.pieces = []
+        self._loads_ns = self._swaps_ns = 0
+        if self.pool.scheduler.kind == "sglang":
+            decoding = self._fill_prompts_first(now_ns)
+        else:
+            decoding = self._fill_mixed(now_ns)
+        num_decode = len(self.decoding) if decoding else 0
+        self.num_decode = num_decode
+        self.kv_peak_blocks = max(self.kv_peak_blocks, self.cache.used_blocks)
+        if not num_decode and not self.pieces:
+            return
+        context = sum(work.computed for work in self.decoding) if num_decode else 0
+        pieces = [(tokens, before) for _, tokens, before in self.pieces]
+        compute_ns = self.pool.table.iteration_ns(num_decode, context, pieces)
+        self.iterating = True
+        self.iteration_start_ns = now_ns
+        self.iteration_end_ns = now_ns + max(compute_ns, self._loads_ns) + self._swaps_ns
+
+    def _fill_mixed(self, now_ns: int) -> bool:
+        calm = self._make_room_to_decode(now_ns)
+        budget = self.pool.scheduler.max_batched_tokens - len(self.decoding)
+        for work in list(self.prefilling):
+            if budget == 0 or work not in self.prefilling:
+                continue
+            tokens = min(work.target - work.computed, budget)
+            need = self.cache.blocks(work.computed + tokens) - self.cache.blocks(work.computed)
+            while need > self.cache.available_blocks:
+                calm = False
+                if self._preempt(now_ns, self._victim()) is work:
+                    break
+            if work in self.prefilling:
+                self._compute(now_ns, work, tokens, need)
+                budget -= tokens
+        while calm and self.waiting and self.num_running < self.pool.scheduler.max_sequences:
+            used = self._admit(now_ns, self.waiting[0], budget)
+            if used is None:
+                break
+            budget -= used
+        return True
+
+    def _fill_prompts_first(self, now_ns: int) -> bool:
+        budget = self.pool.scheduler.max_batched_tokens
+        for work in list(self.prefilling):
+            tokens = min(work.target - work.computed, budget)
+            need = self.cache.blocks(work.computed + tokens) - self.cache.blocks(work.computed)
+            if budget == 0 or need > self.cache.available_blocks:
+                break
+            self._compute(now_ns, work, tokens, need)
+            budget -= tokens
+        while self.waiting and self.num_running < self.pool.scheduler.max_sequences:
+            used = self._admit(now_ns, self.waiting[0], budget)
+            if used is None:
+                break
+            budget -= used
+        if self.pieces:
+            return False
+        self._make_room_to_decode(now_ns)
+        return True
+
+    def _make_room_to_decode(self, now_ns: int) -> bool:
+        """Gives a block to each decoding sequence that needs one; False if any had to give way."""
+        calm = True
+        while True:
+            growing = [work for work in self.decoding if work.computed % self.cache.block_tokens == 0]
+            if len(growing) <= self.cache.available_blocks:
+                break
+            calm = False
+            self._preempt(now_ns, self._victim())
+        self._allocate(now_ns, len(growing))
+        for work in growing:
+            work.private_blocks += 1
+        return calm
+
+    def _compute(self, now_ns: int, work: Work, tokens: int, need: int) -> None:
+        """Puts the next tokens of a prompt into the iteration."""
+        self._allocate(now_ns, need)
+        work.private_blocks += need
+        self.pieces.append((work, tokens, work.computed))
+        if self.pool.scheduler.kind == "vllm-v1":
+            # Its blocks are found by others from when they are scheduled.
+            self._enter_units(work, work.computed + tokens)
+
+    def finish_iteration(self, now_ns: int) -> None:
+        """Ends the iteration: every sequence in it that has all its prompt gets a token."""
+        self.touch(now_ns)
+        self.iterating = False
+        prompt_tokens = sum(tokens for _, tokens, _ in self.pieces)
+        self.busy_ns += now_ns - self.iteration_start_ns
+        self.iterations += 1
+        self.decode_tokens += self.num_decode
+        self.prompt_tokens += prompt_tokens
+        self.log(now_ns, EventKind.ITERATION, self.num_decode, prompt_tokens, self.iteration_start_ns)
+        if self.num_decode:
+            self.ratio_permille = max(self.ratio_permille - 1, SGLANG_RATIO_LEAST)
+            for work in list(self.decoding):
+                work.computed += 1
+                work.generated += 1
+                self.hooks.token(work, now_ns)
+                if work.generated == work.output:
+                    self.remove(work)
+                    self.hooks.ended(work, now_ns)
+        for work, tokens, _ in self.pieces:
+            self._finish_piece(now_ns, work, tokens)
+
+    def _finish_piece(self, now_ns: int, work: Work, tokens: int) -> None:
+        work.computed += tokens
+        work.pending_tokens -= tokens
+        self._enter_units(work, work.computed)
+        if work.computed < work.target:
+            return
+        self.prefilling.remove(work)
+        work.generated += 1
+        self.hooks.token(work, now_ns)
+        if work.generated == 1:
+            work.prefill_replica = self.number
+            self.log(now_ns, EventKind.FIRST_TOKEN, work.index, 0)
+        if work.generated == work.output:
+            self.release(work)
+            self.hooks.ended(work, now_ns)
+        elif self.pool.role == "prefill":
+            self.holding[work.index] = work
+            work.remote, work.remote_held, work.remote_blocks = self, work.held, work.private_blocks
+            work.held = work.private_blocks = 0
+            self.hooks.handed(work, now_ns)
+        else:
+            self.decoding.append(work)
+
+    # Starting, giving way, leaving
+    # -------------------------------------------------------------------------------------------------
+
+    def _admit(self, now_ns: int, work: Work, budget: int) -> int | None:
+        """Lets the head of the line in; the tokens of the iteration it uses, or None if it must wait."""
+        if work.remote is not None:
+            return self._admit_remote(now_ns, work)
+        if budget < 1:
+            return None
+        if work.swapped:
+            return self._admit_swapped(now_ns, work)
+        cache = self.cache
+        limit = self._hit_limit(work, work.target - 1)
+        hits = cache.hits(work.hashes, limit)
+        host, disk = cache.tier_hits(work.hashes, hits, limit)
+        begin = (hits + host + disk) * cache.unit_tokens
+        tokens = min(work.target - begin, budget)
+        taken = hits * self.unit_blocks
+        need = cache.blocks(begin + tokens) - taken
+        available = cache.available_blocks - cache.idle_among(work.hashes, hits) * self.unit_blocks
+        if max(need, self._needed(work) - taken) > available:
+            return None
+        self._join(now_ns, work, begin)
+        if not work.seen:
+            work.seen = True
+            work.admitted_ns = now_ns
+            work.hit_tokens = hits * cache.unit_tokens
+            work.tier_hit_tokens = (host + disk) * cache.unit_tokens
+        bisect.insort(self.prefilling, work, key=lambda other: other.rank)
+        for name in work.hashes[:hits]:
+            cache.use(name)
+        work.held = hits
+        for name in work.hashes[hits : hits + host + disk]:
+            cache.leave_tiers(name)
+        self._allocate(now_ns, need)
+        work.private_blocks = need
+        work.computed = begin
+        work.pending_tokens = work.target - begin
+        self._enter_units(work, begin)
+        spec = self.pool.cache
+        self._loads_ns += self.unit_blocks * (host * spec.host_block_ns + disk * spec.disk_block_ns)
+        self._compute(now_ns, work, tokens, 0)
+        return tokens
+
+    def _admit_swapped(self, now_ns: int, work: Work) -> int | None:
+        """Its cache comes back from host memory, and it decodes in this iteration."""
+        need = self.cache.blocks(work.computed + 1)
+        if max(need, self._needed(work)) > self.cache.available_blocks:
+            return None
+        self._join(now_ns, work, work.computed)
+        moved = self.cache.blocks(work.computed)
+        self.swapped_blocks -= moved
+        self._swaps_ns += moved * self.pool.cache.swap_block_ns
+        self._allocate(now_ns, need)
+        work.private_blocks = need
+        work.swapped = False
+        self.decoding.append(work)
+        return 1
+
+    def _admit_remote(self, now_ns: int, work: Work) -> int | None:
+        """Blocks are taken, and what is not here begins to come over the links."""
+        source = work.remote
+        if source is None:
+            return None
+        hits = self.cache.hits(work.hashes, self._hit_limit(work, work.computed))
+        taken = hits * self.unit_blocks
+        need = self.cache.blocks(work.computed) - taken
+        available = self.cache.available_blocks - self.cache.idle_among(work.hashes, hits) * self.unit_blocks
+        if max(need, self._needed(work) - taken) > available:
+            return None
+        self._join(now_ns, work, hits * self.cache.unit_tokens)
+        for name in work.hashes[:hits]:
+            self.cache.use(name)
+        work.held = hits
+        self._allocate(now_ns, need)
+        work.private_blocks = need
+        here, there = self.pool.link, source.pool.link
+        duration_ns = max(here.latency_ns, there.latency_ns) + need * max(here.block_ns, there.block_ns)
+        begin_ns = max(now_ns, self.ingress_ns, source.egress_ns)
+        end_ns = begin_ns + max(duration_ns, 1)
+        self.ingress_ns = source.egress_ns = end_ns
+        self.transfer_ns += end_ns - begin_ns
+        self.transferring[work] = end_ns
+        return 0
+
+    def _join(self, now_ns: int, work: Work, found_tokens: int) -> None:
+        self.waiting.pop(0)
+        self.log(now_ns, EventKind.ADMITTED, work.index, found_tokens)
+
+    def _needed(self, work: Work) -> int:
+        """Blocks, those it finds included, that must be to be had before a request may begin."""
+        scheduler, blocks = self.pool.scheduler, self.cache.blocks
+        if scheduler.kind == "sglang":
+            rest = min(work.output - work.generated, SGLANG_CLIP_TOKENS)
+            running = sum(other.output - other.generated for other in self.decoding)
+            begun = sum(self._promised(other) for other in self.prefilling)
+            return blocks(work.target + rest - 1) + blocks(running * self.ratio_permille // 1000) + begun
+        if scheduler.kind == "trtllm":
+            running_works = (*self.prefilling, *self.decoding, *self.transferring)
+            return blocks(work.most_tokens) + sum(self._promised(other) for other in running_works)
+        if scheduler.kind == "vllm-v1" and scheduler.reserve_prompt:
+            return blocks(work.target)
+        return 0
+
+    def _promised(self, work: Work) -> int:
+        """Blocks that a request in the batch may still need."""
+        return self.cache.blocks(work.most_tokens) - work.held * self.unit_blocks - work.private_blocks
+
+    def _victim(self) -> Work:
+        if self.pool.scheduler.kind == "sglang":
+            return min(self.decoding, key=lambda work: (work.generated, -work.prompt, -work.index))
+        return max((*self.prefilling, *self.decoding), key=lambda work: work.rank)
+
+    def _preempt(self, now_ns: int, work: Work) -> Work:
+        """Takes a request out of the batch and puts it back into the line."""
+        self.preemptions += 1
+        work.preemptions += 1
+        self.log(now_ns, EventKind.PREEMPTED, work.index, work.computed)
+        self.ratio_permille = SGLANG_RATIO_START
+        size = self.cache.blocks(work.computed)
+        room = self.swapped_blocks + size <= self.pool.cache.swap_blocks
+        swap = self.pool.scheduler.preemption == "swap" and work in self.decoding and room
+        self.remove(work)
+        if swap:
+            work.swapped = True
+            self.swapped_blocks += size
+            self._swaps_ns += size * self.pool.cache.swap_block_ns
+        else:
+            work.computed = 0
+            work.pending_tokens = work.target
+        self.push(work)
+        return work
+
+    def remove(self, work: Work) -> None:
+        """Takes a request out of the batch; its blocks become free, its units idle."""
+        if work in self.prefilling:
+            self.prefilling.remove(work)
+        else:
+            self.decoding.remove(work)
+        self.release(work)
+
+    def release(self, work: Work) -> None:
+        """Gives back all blocks; whole hash blocks that were computed stay to be found."""
+        self._enter_units(work, work.computed)
+        self.cache.leave(work.hashes, work.held, work.private_blocks)
+        work.held = work.private_blocks = work.pending_tokens = 0
+
+    def release_remote(self, work: Work) -> None:
+        """Gives back the blocks of a cache that was kept here for another replica."""
+        del self.holding[work.index]
+        self.cache.leave(work.hashes, work.remote_held, work.remote_blocks)
+        work.remote, work.remote_held, work.remote_blocks = None, 0, 0
+
+    def cancel_transfer(self, work: Work) -> None:
+        """A cache that was on its way will not come."""
+        del self.transferring[work]
+        self.cache.leave(work.hashes, work.held, work.private_blocks)
+        work.held = work.private_blocks = 0
+
+    def finish_transfer(self, work: Work) -> int:
+        """A cache has come: the request decodes from the next iteration on. The blocks it brought."""
+        del self.transferring[work]
+        brought = work.private_blocks
+        self._enter_units(work, work.computed)
+        work.expected_tokens = 0
+        self.decoding.append(work)
+        return brought
+
+    def log(
+        self, now_ns: int, kind: EventKind, subject: int, value: int, start_ns: int | None = None
+    ) -> None:
+        """Something happened here."""
+        self.hooks.log(now_ns, kind, self.number, subject, value, now_ns if start_ns is None else start_ns)
+
+    def lose(self, now_ns: int) -> list[Work]:
+        """The replica is gone with all it held: the requests that were here, in order of index."""
+        self.touch(now_ns)
+        if self.iterating:
+            self.busy_ns += now_ns - self.iteration_start_ns
+        here = sorted(
+            (*self.waiting, *self.prefilling, *self.decoding, *self.transferring), key=lambda work: work.index
+        )
+        self.waiting, self.prefilling, self.decoding, self.transferring = [], [], [], {}
+        evicted = self.cache.evicted_blocks
+        self.cache = Cache(self.pool.cache, self.unit_blocks)
+        self.cache.evicted_blocks = evicted
+        self.holding = {}
+        self.pieces = []
+        self.iterating = False
+        self.swapped_blocks = 0
+        self.ratio_permille = SGLANG_RATIO_START
+        self.egress_ns = self.ingress_ns = 0
+        return here
+
+    def touch(self, now_ns: int) -> None:
+        """Counts blocks in use up to now."""
+        self.kv_block_ns += self.cache.used_blocks * (now_ns - self.kv_since_ns)
+        self.kv_since_ns = now_ns
+
+    def _allocate(self, now_ns: int, count: int) -> None:
+        evicted = self.cache.allocate(count)
+        if evicted:
+            self.log(now_ns, EventKind.EVICTED, evicted, 0)
+
+    def _enter_units(self, work: Work, tokens: int) -> None:
+        """Makes units of a work's private blocks that are whole hash blocks of its first `tokens`."""
+        if not self.pool.cache.prefix:
+            return
+        limit = self._hit_limit(work, tokens)
+        while work.held < limit:
+            self.cache.enter(work.hashes[work.held])
+            work.held += 1
+            work.private_blocks -= self.unit_blocks
+
+    def _hit_limit(self, work: Work, tokens: int) -> int:
+        if not self.pool.cache.prefix:
+            return 0
+        return min(len(work.hashes), tokens // self.cache.unit_tokens)
