@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 
-class PlacedPart(Struct, frozen=True, forbid_unknown_fields=True):
+class PlacedPart(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """The part of a device that a rank has: a MIG instance of `profile` from slice `start` on, or a fraction.
 
     A fraction has `units` of 7,000 of the compute and at most `memory_bytes` of the memory (0: no cap).
@@ -23,7 +23,7 @@ class PlacedPart(Struct, frozen=True, forbid_unknown_fields=True):
     start: int = -1
 
 
-class RankPlacement(Struct, frozen=True, forbid_unknown_fields=True):
+class RankPlacement(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Where one rank runs: its node and the indices of its devices there, or the part of the one device."""
 
     node_id: str
@@ -31,7 +31,7 @@ class RankPlacement(Struct, frozen=True, forbid_unknown_fields=True):
     part: PlacedPart | None = None
 
 
-class Action(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class Action(Struct, frozen=True, forbid_unknown_fields=True, tag=True, gc=False):
     """Base of all actions; the tag is the class name."""
 
 
@@ -54,6 +54,10 @@ class DrainWork(Action, frozen=True):
 
     work_id: str
     fence: int
+
+
+PREEMPTED = "preempted"
+"""How the reason of a `StopWork` begins where another work takes the place; also the intent in the core."""
 
 
 class StopWork(Action, frozen=True):

@@ -14,6 +14,7 @@ from groundplane.control.queue import Queue, entry_of_job, entry_of_replica
 from groundplane.control.shares import Shares
 from groundplane.control.sharing import PartPlacer, Sharing
 from groundplane.control.state import CoreState, HeadPlan, Job, Node, Service, Timer, Work
+from groundplane.control.victims import Victims
 
 
 class Context:
@@ -34,6 +35,7 @@ class Context:
             self._empty_ns,
         )
         self.planner = Planner(state, self.pools, self.sharing)
+        self.victims = Victims(state, self.pools, self.shares)
         self.queue = Queue()
         self.actions: list[AnyAction] = []
         for node in state.nodes.values():
@@ -98,6 +100,7 @@ class Context:
         work.state = lifecycle_of(work).after(work.state, "stop")
         work.stop_intent, work.stop_reason, work.stop_grace_ns = intent, reason, grace_ns
         self.ledger.set_busy(work, False, self.now_ns)
+        self.end_yield(work)
         self.is_leaving(work)
         self.actions.append(StopWork(work.work_id, work.fence, grace_ns, reason))
 
@@ -105,10 +108,16 @@ class Context:
         """The work is proven gone: its leases return and it is forgotten."""
         work.state = lifecycle_of(work).after(work.state, "gone")
         self.ledger.release(work, fence, is_failure=is_failure, now_ns=self.now_ns)
+        self.end_yield(work)
         self.shares.subtract(work)
         del self.state.works[work.work_id]
         self._placement_changed(work)
         self.queue.capacity_changed()
+
+    def end_yield(self, work: Work) -> None:
+        """The work no longer waits for a checkpoint to stop at."""
+        if self.state.yielding.pop(work.work_id, None) is not None:
+            self.drop_timer(yield_timer(work))
 
     def is_leaving(self, work: Work) -> None:
         """The work has begun to drain or to stop: its devices are expected back, which was not so before."""
@@ -121,6 +130,7 @@ class Context:
         self.sharing.update(node)
         self.beside.update(node)
         self.planner.node_changed(node)
+        self.victims.node_changed(node)
         self.capacity.update(node)
 
     def set_plan(self, plan: HeadPlan | None) -> None:
@@ -140,6 +150,7 @@ class Context:
                 self.sharing.update(node)
             self.beside.update(node)
             self.planner.node_changed(node)
+            self.victims.node_changed(node)
             if work.kind == "replica":
                 self.capacity.update(node)
 
@@ -175,6 +186,11 @@ class Context:
             sharers = [works[work_id] for work_id in each.parts]
             num_held += any(work.kind == "replica" and work.state not in LEAVING for work in sharers)
         return node.num_devices - num_held
+
+
+def yield_timer(work: Work) -> str:
+    """Id of the timer that ends the wait for a checkpoint to stop at."""
+    return f"{work.work_id}.yield"
 
 
 def lifecycle_of(work: Work) -> Lifecycle:

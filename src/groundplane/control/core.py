@@ -18,13 +18,14 @@ from groundplane.control.actions import AnyAction, DrainWork, RankPlacement, Set
 from groundplane.control.context import Context, lifecycle_of
 from groundplane.control.jobs import Jobs
 from groundplane.control.nodes import Nodes
+from groundplane.control.preemption import Preemption
 from groundplane.control.queue import Entry
 from groundplane.control.scheduler import Scheduler
 from groundplane.control.services import Services
 from groundplane.control.state import CoreState, Work
 from groundplane.spec.errors import InputError, InvariantError
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Grows with every change of `CoreState` that an older snapshot does not fit."""
 
 
@@ -56,7 +57,8 @@ class ControlCore:
         self._jobs = Jobs(self._context)
         self._services = Services(self._context)
         self._nodes = Nodes(self._context)
-        self.scheduler = Scheduler(self._context, self._start)
+        self._preemption = Preemption(self._context)
+        self.scheduler = Scheduler(self._context, self._start, self._preemption)
 
     def handle(self, now_ns: int, event: ev.AnyEvent) -> list[AnyAction]:
         """Decides what follows from `event`.
@@ -231,6 +233,9 @@ class ControlCore:
         work.checkpoint_step = step
         self.ledger.commit(work, self.state.now_ns)
         self._jobs.checkpoint_committed(work, step)
+        self._context.victims.work_changed(work)
+        if work.work_id in self.state.yielding:
+            self._preemption.stop(work)
 
     def _work_gone(self, event: ev.WorkGone) -> None:
         work = self._reported_work(event.work_id, event.fence)
@@ -269,5 +274,9 @@ class ControlCore:
                 self._jobs.time_over(self.state.jobs[timer.target_id])
             case "replica_backoff":
                 self._services.backed_off(self.state.works[timer.target_id])
+            case "yield":
+                self._preemption.stop(self.state.works[timer.target_id])
+            case "preemption":
+                self._preemption.retry()
             case "replica_drain":
                 self._services.replica_drained(self.state.works[timer.target_id])

@@ -160,9 +160,57 @@ class NodeCordoned(Event, frozen=True):
 
 
 class NodeUncordoned(Event, frozen=True):
-    """The node takes placements again."""
+    """An operator lets the node take placements again, whether it was cordoned, drained or in quarantine."""
 
     node_id: str
+
+
+class NodeDrainRequested(Event, frozen=True):
+    """An operator wants the node empty: it is cordoned, and what runs there goes elsewhere.
+
+    Replicas are replaced one at a time a service. Jobs that stop at checkpoints do so at their next one. What
+    is left after `wait_ns` is stopped (-1: never).
+    """
+
+    node_id: str
+    wait_ns: int = -1
+
+    def __post_init__(self) -> None:
+        _at_least(self, -1, "wait_ns")
+
+
+class SpareRule(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """So many nodes of a kind are kept back to take the place of others that are lost."""
+
+    device_kind: str
+    num_nodes: int
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "num_nodes")
+
+
+class HealthSet(Event, frozen=True):
+    """Rules for nodes that fail, in place of those before.
+
+    A node on which `max_failures` attempts or replicas of at least `min_owners` jobs and services failed
+    within `window_ns` goes into quarantine (0: never) for `quarantine_ns` (0: until an operator opens it), but
+    never more than `most_per_mille` of the nodes of a kind, or one if that is less. A node that slows a gang
+    down goes there at once if `replaces_stragglers`, and the gang has `straggler_wait_ns` for its next
+    checkpoint.
+    """
+
+    max_failures: int = 3
+    min_owners: int = 2
+    window_ns: int = 3_600_000_000_000
+    quarantine_ns: int = 0
+    most_per_mille: int = 100
+    replaces_stragglers: bool = True
+    straggler_wait_ns: int = 600_000_000_000
+    spares: tuple[SpareRule, ...] = ()
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "max_failures", "window_ns", "quarantine_ns", "most_per_mille", "straggler_wait_ns")
+        _at_least(self, 1, "min_owners")
 
 
 # Jobs ----------------------------------------------------------------------------------------------------
@@ -180,6 +228,8 @@ class JobSubmitted(Event, frozen=True):
     stop_grace_ns: int
     time_limit_ns: int = 0
     predicted_run_ns: int = 0
+    is_preemptible: bool = True
+    stops_at_checkpoint: bool = False
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "stop_grace_ns", "time_limit_ns", "predicted_run_ns")
@@ -215,6 +265,23 @@ class WorkUnready(Event, frozen=True):
     fence: int
 
 
+class WorkStalled(Event, frozen=True):
+    """The work has made no progress for longer than it may: it hangs. It counts as failed, once it is gone."""
+
+    work_id: str
+    fence: int
+    detail: str = ""
+
+
+class WorkSlowed(Event, frozen=True):
+    """One node of a gang is so much slower than the others that it slows all of them down: a straggler."""
+
+    work_id: str
+    fence: int
+    node_id: str
+    detail: str = ""
+
+
 class CheckpointCommitted(Event, frozen=True):
     """A complete checkpoint of this attempt is durable: what came before it cannot be lost any more."""
 
@@ -228,7 +295,8 @@ class WorkGone(Event, frozen=True):
 
     outcome: `succeeded` (every rank exited 0), `failed` (a rank exited otherwise), `stopped` (ended on our
     request or, where it ran and we asked for nothing, by the platform's operator: no failure of the job,
-    which is queued again at once), `start_failed` (nothing was started).
+    which is queued again at once), `start_failed` (nothing was started). `node_id` is where the first rank
+    failed, if that is known.
     """
 
     work_id: str
@@ -236,13 +304,17 @@ class WorkGone(Event, frozen=True):
     outcome: Literal["succeeded", "failed", "stopped", "start_failed"]
     exit_code: int = 0
     detail: str = ""
+    node_id: str = ""
 
 
 # Services ------------------------------------------------------------------------------------------------
 
 
 class ServiceDeployed(Event, frozen=True):
-    """A service is created, or an existing one gets a new generation of its description."""
+    """A service is created, or an existing one gets a new generation of its description.
+
+    A replica that was ready and has not answered for `unready_limit_ns` is replaced (0: never).
+    """
 
     service_id: str
     name: str
@@ -253,9 +325,10 @@ class ServiceDeployed(Event, frozen=True):
     restart: RestartPolicy
     drain_ns: int
     generation: int = 1
+    unready_limit_ns: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "num_replicas", "drain_ns")
+        _at_least(self, 0, "num_replicas", "drain_ns", "unready_limit_ns")
 
 
 class ServiceScaled(Event, frozen=True):
@@ -322,15 +395,36 @@ class OrderRules(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
         _at_least(self, 0, "patience_percent", "unpredicted_run_ns")
 
 
+class PreemptionRules(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """Who may take devices from jobs that run; only the head of the queue ever does.
+
+    With `reclaims` a queue below its guarantee takes back what others hold beyond theirs. With
+    `priority_gap` (0 for never) an entry takes from jobs whose priority is lower by so much. A victim has
+    `checkpoint_wait_ns` to reach its next checkpoint and stops right after it. Who has held its devices for
+    less than `min_run_ns`, or was preempted `max_preemptions` times, is no victim.
+    """
+
+    reclaims: bool = True
+    priority_gap: int = 1
+    checkpoint_wait_ns: int = 300_000_000_000
+    min_run_ns: int = 60_000_000_000
+    max_preemptions: int = 5
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "priority_gap", "checkpoint_wait_ns", "min_run_ns", "max_preemptions")
+
+
 class PolicySet(Event, frozen=True):
     """All queues and their rules, in place of what was before; works that run go on.
 
-    `half_life_ns` is how long it takes until past usage counts half; 0 for no memory of the past.
+    `half_life_ns` is how long it takes until past usage counts half; 0 for no memory of the past. Without
+    `preemption` what runs is never stopped for the sake of others.
     """
 
     queues: tuple[QueueRule, ...]
     half_life_ns: int = 0
     order: OrderRules = field(default_factory=OrderRules)
+    preemption: PreemptionRules | None = None
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "half_life_ns")
@@ -366,11 +460,15 @@ AnyEvent = (
     | NodeFenced
     | NodeCordoned
     | NodeUncordoned
+    | NodeDrainRequested
+    | HealthSet
     | JobSubmitted
     | JobCancelRequested
     | WorkStarted
     | WorkReady
     | WorkUnready
+    | WorkStalled
+    | WorkSlowed
     | CheckpointCommitted
     | WorkGone
     | ServiceDeployed

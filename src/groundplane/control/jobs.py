@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from groundplane.control.actions import JobEnded, RankPlacement, StartWork
+from groundplane.control.actions import PREEMPTED, JobEnded, RankPlacement, StartWork
 from groundplane.control.context import Context
 from groundplane.control.events import JobCancelRequested, JobSubmitted, RestartPolicy, WorkGone
 from groundplane.control.lifecycle.job import JOB
@@ -43,6 +43,7 @@ class Jobs:
             time_limit_ns=event.time_limit_ns,
             predicted_run_ns=event.predicted_run_ns,
             submitted_ns=state.now_ns,
+            is_preemptible=event.is_preemptible,
         )
         state.next_sequence += 1
         state.jobs[job.job_id] = job
@@ -86,6 +87,7 @@ class Jobs:
         job = self._context.state.jobs[work.owner_id]
         job.state = JOB.after(job.state, "started")
         self._context.ledger.set_busy(work, True, self._context.now_ns)
+        self._context.victims.work_changed(work)
 
     def checkpoint_committed(self, work: Work, step: int) -> None:
         """Progress that cannot be lost: the next failure counts as the first in a row again."""
@@ -118,6 +120,9 @@ class Jobs:
             self._end(job, "failed", "failed", work.stop_reason)
         elif not intent and outcome == "stopped" and has_run:
             self._requeue(job, detail or "stopped by an operator")
+        elif intent == PREEMPTED:
+            job.lost_work_id, job.lost_fence = work.work_id, work.fence
+            self._requeue(job, work.stop_reason)
         else:
             job.lost_work_id, job.lost_fence = work.work_id, work.fence
             self._recover(job, work.stop_reason or detail or outcome)
@@ -158,11 +163,11 @@ class Jobs:
         if not work.stop_intent:
             job.state = JOB.after(job.state, "stop")
             self._context.request_stop(work, intent=intent, reason=reason, grace_ns=job.stop_grace_ns)
-        elif work.stop_intent == "node_lost":
+        elif work.stop_intent in {"node_lost", PREEMPTED}:
             work.stop_intent, work.stop_reason = intent, reason
 
     def _requeue(self, job: Job, reason: str) -> None:
-        """An operator ended the attempt: no failure of the job, so neither its budget nor a wait."""
+        """An operator or the policy ended the attempt: it costs the job neither a restart nor a wait."""
         job.state = JOB.after(job.state, "requeued")
         job.reason = reason
         self._context.add_job(job)

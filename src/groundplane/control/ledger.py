@@ -136,6 +136,10 @@ class Ledger:
         work.mode_since_ns = now_ns
         work.is_busy = is_busy
 
+    def at_risk_ns(self, work: Work, now_ns: int) -> int:
+        """Time of the work that a stop would waste now: since its last checkpoint, or since it began."""
+        return work.at_risk_ns + (now_ns - work.mode_since_ns if work.is_busy else 0)
+
     def commit(self, work: Work, now_ns: int) -> None:
         """A checkpoint is durable: what was at risk until now is safe."""
         self.set_busy(work, work.is_busy, now_ns)

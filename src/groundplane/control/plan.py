@@ -12,7 +12,7 @@ costs as much as the gang has ranks, not as the cluster has works. Derived state
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from groundplane.control.events import Gang
@@ -143,6 +143,9 @@ class Timetable:
                         self._order.add(moment)
                     self._moments_of[position] = after
         self.changed.clear()
+
+    def __iter__(self) -> Iterator[Moment]:
+        return iter(self._order)
 
     def first_room(self, gang: Gang) -> tuple[int, dict[str, Hold]] | None:
         """When every rank has room at the earliest, and what to hold on which nodes."""

@@ -24,9 +24,10 @@ from collections.abc import Callable, Mapping
 from groundplane.control.actions import RankPlacement
 from groundplane.control.context import Context
 from groundplane.control.events import Gang
+from groundplane.control.preemption import Preemption
 from groundplane.control.queue import Entry, Line, entry_of_job, entry_of_replica
 from groundplane.control.state import HeadPlan
-from groundplane.control.turns import Turns, is_ahead
+from groundplane.control.turns import Turns
 from groundplane.spec.errors import InvariantError
 
 Start = Callable[[Entry, tuple[RankPlacement, ...]], None]
@@ -39,24 +40,42 @@ class Scheduler:
         start: leases the placement to the entry's job or replica and says what to do.
     """
 
-    def __init__(self, context: Context, start: Start) -> None:
+    def __init__(self, context: Context, start: Start, preemption: Preemption) -> None:
         self._context = context
         self._start = start
+        self._preemption = preemption
 
     def run(self) -> None:
         """Places what can be placed, then sets the fragmentation clocks."""
         queue = self._context.queue
         if queue.needs_full_pass or queue.new_entries:
-            head = None if queue.needs_full_pass else self._waiting_head()
-            if head is None or any(is_ahead(leaf, entry, *head[:2]) for leaf, entry, _ in queue.new_entries):
+            if queue.needs_full_pass or self._any_new_goes_first():
                 self._full_pass()
             else:
                 lines: dict[str, dict[Gang, Line]] = {}
                 for leaf, entry, gang in queue.new_entries:
                     lines.setdefault(leaf, {}).setdefault(gang, Line()).add(entry)
                 self._backfill(lines)
+            self._preemption.review(self._waiting_head())
             queue.settled()
+        elif self._context.state.yielding or self._context.state.preemption is not None:
+            self._preemption.review(self._waiting_head())
         self._set_clocks()
+
+    def _any_new_goes_first(self) -> bool:
+        """Whether a new entry may be served before the head; any may where nobody is kept waiting for it."""
+        head, state = self._waiting_head(), self._context.state
+        if head is None or (state.preemption is not None and state.head_plan is None):
+            return True
+        leaf, entry, _ = head
+        return any(self._is_ahead(new, at, leaf, entry) for new, at, _ in self._context.queue.new_entries)
+
+    def _is_ahead(self, leaf: str, entry: Entry, head_leaf: str, head: Entry) -> bool:
+        """Whether an entry may delay the head: before it in its own queue; in another of higher priority, or
+        with a guarantee that the head's queue has not."""
+        if leaf == head_leaf:
+            return entry < head
+        return entry.minus_priority < head.minus_priority or self._context.shares.is_owed(leaf, head_leaf)
 
     def gang_of(self, entry: Entry) -> Gang:
         """What the entry needs."""
@@ -94,7 +113,7 @@ class Scheduler:
         """Serves the queues up to the first entry that must wait, then fills the gaps behind it.
 
         A head with a plan stays the head, whatever the shares of the queues have become: only entries that
-        are ahead of it by priority go first.
+        are ahead of it by priority or by guarantee go first.
         """
         context = self._context
         head, before = self._waiting_head(), context.state.head_plan
@@ -115,10 +134,18 @@ class Scheduler:
         """Starts entries in their turn; True if one had to wait and became the head."""
         context = self._context
         lines = context.queue.lines
-        if ahead_of is not None and not context.queue.outranks(ahead_of[1]):
-            leaf = ahead_of[0]
-            lines = {leaf: lines[leaf]} if leaf in lines else {}
-        turns = Turns(context.shares, lines, ahead_of)
+        if ahead_of is None:
+            turns = Turns(context.shares, lines)
+        else:
+            head_leaf, head = ahead_of
+            if not context.queue.outranks(head):
+                owed = [
+                    leaf for leaf in lines if leaf == head_leaf or context.shares.is_owed(leaf, head_leaf)
+                ]
+                lines = {leaf: lines[leaf] for leaf in owed}
+            turns = Turns(
+                context.shares, lines, lambda leaf, entry: self._is_ahead(leaf, entry, head_leaf, head)
+            )
         while (turn := turns.next()) is not None:
             if context.shares.limit_reached(turn.leaf, turn.gang) is not None:
                 turns.skip_queue(turn.leaf)
@@ -234,8 +261,11 @@ class Scheduler:
         return waiting
 
     def _window_ns(self, plan: HeadPlan) -> int:
-        """How long a job may run, by prediction, to end before the planned start."""
-        return 0 if plan.start_ns < 0 else plan.start_ns - self._context.now_ns
+        """How long a job may run, by prediction, to end before the planned start.
+
+        Not at all beside victims, which may be gone at any time.
+        """
+        return 0 if plan.start_ns < 0 or plan.victims else plan.start_ns - self._context.now_ns
 
     def _made_plan(self) -> HeadPlan:
         state = self._context.state

@@ -37,6 +37,7 @@ class Shares:
         self._state = state
         self._decay = _decay_table()
         self._paths: dict[str, list[str]] = {}
+        self._has_guarantees = any(rule.guaranteed_devices for rule in state.queues.values())
         self._level_keys: dict[str, tuple[LevelKey, int]] = {}
         self._totals: dict[str, int] = {}
         self._total_bytes = 0
@@ -60,8 +61,10 @@ class Shares:
         for name in before:
             self._settle(name)
         state.queues = {rule.queue_id: rule for rule in policy.queues}
+        self._has_guarantees = any(rule.guaranteed_devices for rule in policy.queues)
         state.half_life_ns = policy.half_life_ns
         state.order = policy.order
+        state.preemption = policy.preemption
         state.usage = {}
         self._paths.clear()
         self._level_keys.clear()
@@ -105,6 +108,21 @@ class Shares:
         rule = self._state.queues.get(name)
         both = self._dominant(usage) + (usage.average if self._state.half_life_ns else 0)
         return both // (2 * (1 if rule is None else rule.weight))
+
+    def num_borrowed(self, name: str) -> int:
+        """Whole devices that a queue and those below it hold beyond its guarantee; negative below it."""
+        rule, usage = self._state.queues.get(name), self._state.usage.get(name)
+        held = 0 if usage is None else usage.num_devices
+        return held - (0 if rule is None else rule.guaranteed_devices)
+
+    def is_owed(self, leaf: str, beside: str) -> bool:
+        """Whether a queue has some of its guarantee left, as the other, where their ways part, has not."""
+        if not self._has_guarantees:
+            return False
+        for mine, other in zip(reversed(self.path(leaf)), reversed(self.path(beside)), strict=False):
+            if mine != other:
+                return self.num_borrowed(mine) < 0 <= self.num_borrowed(other)
+        return False
 
     def level_key(self, name: str) -> LevelKey:
         """Sorts the queues below one parent in the order in which they are served.

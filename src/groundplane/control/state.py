@@ -12,7 +12,16 @@ from typing import Literal
 from msgspec import Struct, field
 
 from groundplane.control.actions import PlacedPart, RankPlacement
-from groundplane.control.events import DevicePart, Gang, KindDescribed, OrderRules, QueueRule, RestartPolicy
+from groundplane.control.events import (
+    DevicePart,
+    Gang,
+    HealthSet,
+    KindDescribed,
+    OrderRules,
+    PreemptionRules,
+    QueueRule,
+    RestartPolicy,
+)
 
 
 class Accounts(Struct, forbid_unknown_fields=True, gc=False):
@@ -26,6 +35,13 @@ class Accounts(Struct, forbid_unknown_fields=True, gc=False):
     free_ns: int = 0
 
 
+class NodeFailure(Struct, forbid_unknown_fields=True, gc=False):
+    """An attempt or replica of `owner_id` failed on a node."""
+
+    at_ns: int
+    owner_id: str
+
+
 class SharedDevice(Struct, forbid_unknown_fields=True):
     """One device that is cut into parts, with the part of each work; there is at least one."""
 
@@ -36,7 +52,8 @@ class SharedDevice(Struct, forbid_unknown_fields=True):
 class Node(Struct, forbid_unknown_fields=True, gc=False):
     """One node and its devices, which are numbered from 0 and are each other's equals.
 
-    `index` is its place in the order of joining, `topology` the domains around it, the widest first. `free`
+    `closed_for` is why it takes no work beside cordons: in quarantine, a spare, or a spare kept for the owner
+    of a work that lost its node (`closed_note` says which). `index` is its place in the order of joining, `topology` the domains around it, the widest first. `free`
     are the devices that nobody holds, ascending; `leases` the whole devices of each work here, `shared` those
     devices that are cut into parts, with the part of each work; `parts_accounts` are what is left of
     device-nanoseconds of parts, in units of them (see `part_books.py`). `accounts` are settled
@@ -64,6 +81,10 @@ class Node(Struct, forbid_unknown_fields=True, gc=False):
     eras: Accounts = field(default_factory=Accounts)
     state: str = "up"
     is_cordoned: bool = False
+    is_draining: bool = False
+    closed_for: Literal["", "quarantine", "spare", "kept"] = ""
+    closed_note: str = ""
+    failures: list[NodeFailure] = field(default_factory=list)
 
     @property
     def num_free(self) -> int:
@@ -82,7 +103,7 @@ class Node(Struct, forbid_unknown_fields=True, gc=False):
     @property
     def is_open(self) -> bool:
         """Whether new work may be placed here."""
-        return self.state == "up" and not self.is_cordoned
+        return self.state == "up" and not self.is_cordoned and not self.closed_for
 
 
 class Work(Struct, forbid_unknown_fields=True, gc=False):
@@ -129,6 +150,9 @@ class Job(Struct, forbid_unknown_fields=True, gc=False):
     time_limit_ns: int
     predicted_run_ns: int
     submitted_ns: int
+    is_preemptible: bool = True
+    stops_at_checkpoint: bool = False
+    num_preemptions: int = 0
     state: str = "queued"
     num_attempts: int = 0
     restarts_used: int = 0
@@ -155,6 +179,7 @@ class Service(Struct, forbid_unknown_fields=True, gc=False):
     restart: RestartPolicy
     drain_ns: int
     generation: int
+    unready_limit_ns: int = 0
     state: Literal["active", "failed", "removing", "removed"] = "active"
     replicas: list[str] = field(default_factory=list)
     next_number: int = 1
@@ -167,7 +192,18 @@ class Timer(Struct, forbid_unknown_fields=True, gc=False):
     """One timer that is set: when it is due, what it means and for whom."""
 
     at_ns: int
-    kind: Literal["job_backoff", "job_limit", "replica_backoff", "replica_drain"]
+    kind: Literal[
+        "job_backoff",
+        "job_limit",
+        "replica_backoff",
+        "replica_drain",
+        "replica_unready",
+        "yield",
+        "preemption",
+        "evict",
+        "node_drain",
+        "node_quarantine",
+    ]
     target_id: str
 
 
@@ -179,11 +215,15 @@ class Hold(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class HeadPlan(Struct, forbid_unknown_fields=True, gc=False):
-    """Where the blocked head of the queue will run, and from when; `start_ns` is -1 where it is not known."""
+    """Where the blocked head of the queue will run, and from when; `start_ns` is -1 where it is not known.
+
+    `victims` are the attempts that are stopped for its sake, if any.
+    """
 
     owner_id: str
     start_ns: int
     holds: dict[str, Hold]
+    victims: tuple[str, ...] = ()
 
 
 class FragmentationClock(Struct, forbid_unknown_fields=True, gc=False):
@@ -224,7 +264,9 @@ class CoreState(Struct, forbid_unknown_fields=True, gc=False):
     """All that the core knows. Dicts keep the order of insertion, which snapshots keep too.
 
     `jobs` holds those that have not ended and the newest that have, whose ids are in `ended_jobs`, oldest
-    first; `num_ended` counts all that ever ended, by final state.
+    first; `num_ended` counts all that ever ended, by final state. `yielding` are the attempts that will stop
+    at their next checkpoint, each with the job or replica that takes their place. `refused_id` is the head
+    for which no victims were found at `refused_ns`.
     """
 
     now_ns: int = 0
@@ -240,11 +282,18 @@ class CoreState(Struct, forbid_unknown_fields=True, gc=False):
     timers: dict[str, Timer] = field(default_factory=dict)
     kinds: dict[str, KindDescribed] = field(default_factory=dict)
     demands: list[Demand] = field(default_factory=list)
+    health: HealthSet | None = None
+    evicting: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, list[str]] = field(default_factory=dict)
     clocks: dict[str, FragmentationClock] = field(default_factory=dict)
     queues: dict[str, QueueRule] = field(default_factory=dict)
     half_life_ns: int = 0
     order: OrderRules = field(default_factory=OrderRules)
+    preemption: PreemptionRules | None = None
     usage: dict[str, QueueUsage] = field(default_factory=dict)
+    yielding: dict[str, str] = field(default_factory=dict)
+    refused_id: str = ""
+    refused_ns: int = 0
     head_id: str = ""
     head_plan: HeadPlan | None = None
     ignored: dict[str, int] = field(default_factory=dict)

@@ -7,7 +7,7 @@ start. Made for one pass and thrown away.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from groundplane.control.events import Gang
@@ -29,18 +29,18 @@ class Turns:
 
     Args:
         lines: what waits in each queue, by gang; no line is empty.
-        ahead_of: only entries that are served before this one of that queue; all, if not given.
+        is_wanted: leaves out the rest of a line whose next entry is not; all are, if not given.
     """
 
     def __init__(
         self,
         shares: Shares,
         lines: Mapping[str, Mapping[Gang, Line]],
-        ahead_of: tuple[str, Entry] | None = None,
+        is_wanted: Callable[[str, Entry], bool] | None = None,
     ) -> None:
         self._shares = shares
         self._lines = lines
-        self._ahead_of = ahead_of
+        self._is_wanted = is_wanted
         self._heaps: dict[str, list[tuple[Entry, Gang, Line]]] = {}  # made when a queue is first served
         self._below: dict[str, dict[str, None]] = {}  # queues with a turn, by parent
         self._leaves: dict[str, None] = {}
@@ -56,29 +56,23 @@ class Turns:
                 leaf = next(iter(below)) if len(below) == 1 else min(below, key=self._shares.level_key)
             heap = self._heaps.get(leaf)
             if heap is None:
-                heap = self._heaps[leaf] = [
-                    (line.first(), gang, line)
-                    for gang, line in self._lines[leaf].items()
-                    if self._is_wanted(leaf, line.first())
-                ]
+                lines = self._lines[leaf].items()
+                heap = self._heaps[leaf] = [(line.first(), gang, line) for gang, line in lines]
                 heapq.heapify(heap)
-            if heap:
+            while heap:
                 entry, gang, line = heapq.heappop(heap)
-                return Turn(entry, gang, leaf, line)
+                if self._is_wanted is None or self._is_wanted(leaf, entry):
+                    return Turn(entry, gang, leaf, line)
             self._close(leaf)
         return None
 
     def go_on(self, turn: Turn, entry: Entry) -> None:
         """The line of the newest turn goes on with this entry."""
-        if self._is_wanted(turn.leaf, entry):
-            heapq.heappush(self._heaps[turn.leaf], (entry, turn.gang, turn.line))
+        heapq.heappush(self._heaps[turn.leaf], (entry, turn.gang, turn.line))
 
     def skip_queue(self, leaf: str) -> None:
         """Nothing more of this queue in this pass."""
         self._heaps[leaf].clear()
-
-    def _is_wanted(self, leaf: str, entry: Entry) -> bool:
-        return self._ahead_of is None or is_ahead(leaf, entry, *self._ahead_of)
 
     def _open(self, leaf: str) -> None:
         self._leaves[leaf] = None
@@ -95,8 +89,3 @@ class Turns:
             if name in self._leaves or self._below.get(name):
                 return
             del self._below[self._shares.parent_of(name)][name]
-
-
-def is_ahead(leaf: str, entry: Entry, head_leaf: str, head: Entry) -> bool:
-    """Whether an entry may delay the head: before it in its own queue, of higher priority in another."""
-    return entry < head if leaf == head_leaf else entry.minus_priority < head.minus_priority

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from groundplane.control.actions import AnyAction, JobEnded, StartWork, StopWork
+from groundplane.control.actions import PREEMPTED, AnyAction, JobEnded, StartWork, StopWork
 from groundplane.control.core import ControlCore
 from groundplane.control.events import (
     AnyEvent,
@@ -76,6 +76,7 @@ class _Work:
     places: list[Place]
     has_run: bool = False
     is_stopping: bool = False
+    is_preempted: bool = False
 
 
 class Checker:
@@ -117,6 +118,7 @@ class Checker:
                 self._note_end(action)
             elif isinstance(action, StopWork):
                 self._works[action.work_id].is_stopping = True
+                self._works[action.work_id].is_preempted = action.reason.startswith(PREEMPTED)
         self._compare(now_ns, core)
 
     def _unleased(self) -> list[tuple[Place, bool]]:
@@ -216,8 +218,9 @@ class Checker:
         is_failure = work.action.kind == "attempt" and outcome != "succeeded" and not was_wanted
         self._give_back(work, list(work.places), is_failure=is_failure)
         self._forget(now_ns, work)
-        if work.action.kind == "attempt" and outcome == "stopped" and work.has_run and not work.is_stopping:
-            # An operator ended it: that costs the job neither a restart nor a wait.
+        is_operators = outcome == "stopped" and work.has_run and not work.is_stopping
+        if work.action.kind == "attempt" and (is_operators or work.is_preempted):
+            # An operator ended it, or it made room for another: that costs neither a restart nor a wait.
             job = self._jobs[work.action.owner_id]
             job.num_interruptions += 1
             job.not_before_ns = now_ns

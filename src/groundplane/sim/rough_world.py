@@ -25,6 +25,7 @@ from groundplane.control.events import (
     NodeSilent,
     NodeUncordoned,
     PolicySet,
+    PreemptionRules,
     QueueRule,
     RestartPolicy,
     ServiceDeployed,
@@ -169,8 +170,19 @@ class RoughWorld:
                 QueueRule("a", "above", pick.randint(1, 3), pick.randint(0, 8), pick.choice(limits)),
                 QueueRule("b", pick.choice(["", "above"]), 1, 0, pick.choice(limits)),
             ]
-            policy = PolicySet(tuple(rules), pick.choice([0, 5 * S]))
+            preemption = pick.choice([None, self._preemption()])
+            policy = PolicySet(tuple(rules), pick.choice([0, 5 * S]), preemption=preemption)
             self._tell(policy, pick.choice([0, pick.randrange(30 * S)]))
+
+    def _preemption(self) -> PreemptionRules:
+        pick = self.random
+        return PreemptionRules(
+            reclaims=pick.random() < 0.7,
+            priority_gap=pick.choice([0, 1, 10]),
+            checkpoint_wait_ns=pick.choice([0, 2 * S, 10 * S]),
+            min_run_ns=pick.choice([0, 2 * S]),
+            max_preemptions=pick.choice([1, 3]),
+        )
 
     def _gang(self) -> Gang:
         """A gang that fits the nodes of one kind when all are well and empty."""

@@ -1,6 +1,7 @@
 """The life of a job, from the queue to its one end. Its attempts have a life of their own.
 
-`retry` is after a failure and waits its back-off; `requeued` is after a stop that was no failure of the job.
+`retry` is after a failure and waits its back-off; `requeued` is after a stop that was no failure of the job:
+an operator's, or for another that takes its place.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ JOB: Final = Lifecycle(
         ("running", "failed"): "failed",
         ("stopping", "succeeded"): "succeeded",
         ("stopping", "retry"): "backing_off",
+        ("stopping", "requeued"): "queued",
         ("stopping", "failed"): "failed",
         ("stopping", "cancelled"): "cancelled",
         ("backing_off", "backed_off"): "queued",
