@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from groundplane.control.events import PreemptionRules
+from groundplane.control.policy import policy_event
 from groundplane.spec.errors import InputError
 from groundplane.spec.load import load
 from groundplane.spec.policy import PolicySpec
@@ -29,6 +31,15 @@ def test_a_policy_is_read(tmp_path: Path) -> None:
         ("research", "", None),
         ("vision", "research", 32),
     ]
+
+
+def test_preemption_is_off_unless_written(tmp_path: Path) -> None:
+    assert policy_event(read(tmp_path, "kind: policy\n")).preemption is None
+    text = "kind: policy\npreemption: {checkpoint_wait: 2 min, priority_gap: 50}\n"
+    rules = policy_event(read(tmp_path, text)).preemption
+    assert rules == PreemptionRules(True, 50, 120 * 10**9, 60 * 10**9, 5)
+    with pytest.raises(InputError, match="priority_gap"):
+        read(tmp_path, "kind: policy\npreemption: {priority_gap: -1}\n")
 
 
 @pytest.mark.parametrize(

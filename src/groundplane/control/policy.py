@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from groundplane.control.events import OrderRules, PolicySet, QueueRule
-from groundplane.spec.policy import PolicySpec
+from groundplane.control.events import OrderRules, PolicySet, PreemptionRules, QueueRule
+from groundplane.spec.policy import PolicySpec, PreemptionSpec
 
 S = 1_000_000_000
 
@@ -26,4 +26,16 @@ def policy_event(spec: PolicySpec) -> PolicySet:
         unpredicted_run_ns=round(spec.unpredicted_run_s * S),
         packs_by_end=spec.pack_by_end,
     )
-    return PolicySet(rules, round(spec.half_life_s * S), order)
+    return PolicySet(rules, round(spec.half_life_s * S), order, _preemption(spec.preemption))
+
+
+def _preemption(spec: PreemptionSpec | None) -> PreemptionRules | None:
+    if spec is None:
+        return None
+    return PreemptionRules(
+        reclaims=spec.reclaim,
+        priority_gap=spec.priority_gap,
+        checkpoint_wait_ns=round(spec.checkpoint_wait_s * S),
+        min_run_ns=round(spec.min_run_s * S),
+        max_preemptions=spec.max_preemptions,
+    )

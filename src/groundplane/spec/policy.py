@@ -34,6 +34,22 @@ class QueueSpec(Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
+class PreemptionSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """Who may take devices from jobs that run. Written, if only as `preemption: {}`, it is on.
+
+    With `reclaim` a queue below its guarantee takes back what others hold beyond theirs. A job or replica
+    takes from jobs whose priority is lower by `priority_gap` or more (0: from none). A victim stops right
+    after its next checkpoint, for which it has `checkpoint_wait`. Who has run for less than `min_run`, or was
+    stopped `max_preemptions` times, is left alone.
+    """
+
+    reclaim: bool = True
+    priority_gap: Count = 1
+    checkpoint_wait_s: Seconds = msgspec.field(default=300.0, name="checkpoint_wait")
+    min_run_s: Seconds = msgspec.field(default=60.0, name="min_run")
+    max_preemptions: Count = 5
+
+
 class PolicySpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="policy"):
     """All queues, and the order within them. A queue that is not listed has weight 1, no guarantee, no limit;
     where none is listed all jobs stand in one order.
@@ -43,7 +59,7 @@ class PolicySpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kin
     many times its own run time, over its devices, a job can wait: jobs go in the order of submission plus
     that (0: of submission); `unpredicted_run` stands for a run time that nobody predicted. `backfill` lets
     jobs pass the first that must wait, never delaying it; `pack_by_end` puts small jobs on nodes that will
-    not be empty sooner anyway.
+    not be empty sooner anyway. Without `preemption` no running job is stopped for the sake of others.
     """
 
     queues: tuple[QueueSpec, ...] = ()
@@ -52,6 +68,7 @@ class PolicySpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kin
     patience: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0
     unpredicted_run_s: Seconds = msgspec.field(default=3600.0, name="unpredicted_run")
     pack_by_end: bool = False
+    preemption: PreemptionSpec | None = None
 
     def __post_init__(self) -> None:
         by_name: dict[str, QueueSpec] = {}
