@@ -1,0 +1,319 @@
+"""Simulates the cheapest candidates under the real workload until nothing cheaper can meet the SLO.
+
+Candidates come cheapest first with a lower bound of their replicas. Each is simulated there, and with more
+replicas until it meets the SLO or costs as much as the best found. Then the winner's knobs are tried:
+tokens of an iteration, sequences, routing, and replicas that come and go. Every loop has a named limit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from groundplane.design.deployment_screen import Candidate
+from groundplane.sim.serving.described import build_deployment
+from groundplane.sim.serving.results import LatencyResult
+from groundplane.sim.serving.results_run import ServingRun, simulate_serving
+from groundplane.sim.serving.workload_rows import RequestRows
+from groundplane.spec.cluster import ClusterSpec
+from groundplane.spec.deployment import AutoscaleLimits, DeploymentSpec, ReplicaPool
+from groundplane.spec.slo import Slo
+
+MAX_SIMULATIONS: Final = 80
+MAX_CANDIDATES: Final = 24
+MAX_STEPS: Final = 7
+"""Simulations in all, candidates that are simulated, and simulations of one candidate."""
+
+_CHUNKS: Final = (2048, 4096, 8192, 16384)
+_SEQUENCES: Final = (64, 128, 256, 512, 1024)
+_FILL: Final = 0.8
+"""Share of its least sequences that a replica is filled to when replicas come and go."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One simulated deployment; `usd_per_hour` are chip hours where no price is known."""
+
+    spec: DeploymentSpec
+    cluster: int
+    chips: int
+    usd_per_hour: float
+    run: ServingRun
+
+    @property
+    def latency(self) -> LatencyResult:
+        """What came of it."""
+        return self.run.result.latency
+
+    @property
+    def meets(self) -> bool:
+        """Whether the SLO holds."""
+        return self.latency.meets_slo
+
+    @property
+    def excess(self) -> float:
+        """The worst bound's value over its limit; requests refused or failed count as far beyond."""
+        lost = 1.0 - self.latency.ended / max(self.latency.requests, 1)
+        ratios = [bound.value.value / bound.limit_s for bound in self.latency.bounds]
+        return max((ratio for ratio in ratios if not math.isnan(ratio)), default=0.0) + 100.0 * lost
+
+    @property
+    def rank(self) -> tuple[bool, float, int, float]:
+        """Those that meet the SLO by price, pools and latency, the others by how far they are off."""
+        price = round(self.usd_per_hour, 6) if self.meets else self.excess
+        return (not self.meets, price, len(self.spec.pools), self.excess)
+
+
+@dataclass
+class Search:
+    """A search under way: what it simulates with, what it tried, and what it has left.
+
+    `model` is its name in deployment files. `sure` holds the upper ends of intervals against the
+    SLO: every iteration is as slow as the evidence allows.
+    """
+
+    model: str
+    clusters: list[tuple[str, ClusterSpec, float | None]]
+    rows: RequestRows
+    slo: Slo
+    sure: bool = False
+    deadline_s: float = float("inf")
+    clock: Callable[[], float] = time.monotonic
+    simulator: Any = "fast"
+    trials: list[Trial] = field(default_factory=list)
+    left: int = MAX_SIMULATIONS
+    _seen: dict[DeploymentSpec, Trial] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Trial | None:
+        """The best trial so far."""
+        return min(self.trials, key=lambda trial: trial.rank, default=None)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more may be simulated."""
+        return self.left <= 0 or self.clock() >= self.deadline_s
+
+    def run(self, candidates: list[Candidate]) -> Trial | None:
+        """The best deployment of all candidates, None where there are none."""
+        for candidate in candidates[:MAX_CANDIDATES]:
+            best = self.best
+            if self.over:
+                break
+            if best is not None and best.meets and not self._promises(candidate, best):
+                continue
+            self._grow(candidate)
+        self._refine()
+        return self.best
+
+    @staticmethod
+    def _promises(candidate: Candidate, best: Trial) -> bool:
+        """Whether it may be cheaper than the best, or as cheap with one kind of engine instead of two."""
+        if candidate.usd_per_hour < best.usd_per_hour * (1.0 - 1e-9):
+            return True
+        simpler = not candidate.disaggregated and len(best.spec.pools) > 1
+        return simpler and candidate.usd_per_hour <= best.usd_per_hour * (1.0 + 1e-9)
+
+    # One candidate
+    # ------------------------------------------------------------------------------------------------
+
+    def _grow(self, candidate: Candidate) -> None:
+        """More replicas until the SLO holds, then fewer as long as it does."""
+        counts = list(candidate.counts)
+        failed: list[int] | None = None
+        found: Trial | None = None
+        for _ in range(MAX_STEPS):
+            trial = self._try(self._spec(candidate, tuple(counts)))
+            if trial is None:
+                break
+            if trial.meets:
+                found = trial
+                break
+            failed = list(counts)
+            counts = self._more(trial, candidate, counts)
+            best = self.best
+            least = sum(
+                count * one.choice.layout.num_chips
+                for count, one in zip(counts, candidate.engines, strict=True)
+            )
+            price = candidate.usd_per_hour / candidate.chips
+            if best is not None and best.meets and least * price > best.usd_per_hour * (1.0 + 1e-9):
+                break
+        if found is not None and failed is not None:
+            self._shrink(candidate, failed, counts)
+
+    def _more(self, trial: Trial, candidate: Candidate, counts: list[int]) -> list[int]:
+        """Where it was too slow: prefill for first tokens, decoding for the others; by how far it was off."""
+        step = 1.0 + min(max(trial.excess - 1.0, 0.0), 1.0) / 2.0
+
+        def grown(count: int) -> int:
+            return max(count + 1, round(count * step))
+
+        if not candidate.disaggregated:
+            return [grown(counts[0])]
+        late = {bound.name.partition("_")[0] for bound in trial.latency.bounds if not bound.met}
+        lost = trial.latency.ended < trial.latency.requests
+        first = "ttft" in late or (lost and not late)
+        others = bool(late - {"ttft"}) or not first
+        return [grown(counts[0]) if first else counts[0], grown(counts[1]) if others else counts[1]]
+
+    def _shrink(self, candidate: Candidate, failed: list[int], met: list[int]) -> None:
+        """Halves the way between counts that failed and that met the SLO, one engine after the other."""
+        for place in range(len(met)):
+            low, high = failed[place], met[place]
+            for _ in range(MAX_STEPS):
+                if high - low <= 1:
+                    break
+                middle = [*met]
+                middle[place] = (low + high) // 2
+                trial = self._try(self._spec(candidate, tuple(middle)))
+                if trial is None:
+                    return
+                if trial.meets:
+                    high = middle[place]
+                    met = middle
+                else:
+                    low = middle[place]
+
+    def _spec(self, candidate: Candidate, counts: tuple[int, ...]) -> DeploymentSpec:
+        names = ("prefill", "decode") if candidate.disaggregated else ("serve",)
+        first = candidate.engines[0].choice
+        pools = []
+        for name, engine, count in zip(names, candidate.engines, counts, strict=True):
+            layout = engine.choice.layout
+            pools.append(
+                ReplicaPool(
+                    name=name,
+                    role="both" if name == "serve" else ("prefill" if name == "prefill" else "decode"),
+                    replicas=count,
+                    tp=layout.tp,
+                    pp=layout.pp,
+                    attention_dp=layout.attention_dp,
+                    ep=layout.expert_ep,
+                    max_sequences=sequences_for(candidate.running),
+                )
+            )
+        return DeploymentSpec(
+            name="planned",
+            cluster=self.clusters[first.cluster][0],
+            pools=tuple(pools),
+            model=self.model,
+            engine=first.engine,
+            weights=first.weights,
+            cache=first.cache,
+            routing="prefix" if len(self.rows.block_start) else "least_work",
+        )
+
+    # The winner's knobs
+    # ------------------------------------------------------------------------------------------------
+
+    def _refine(self) -> None:
+        """Other chunks, sequences and routing; then one replica fewer while that will do; then scaling."""
+        best = self.best
+        if best is None:
+            return
+        for changed in self._variants(best.spec):
+            if self.over:
+                return
+            self._try(changed)
+        for _ in range(MAX_STEPS):
+            best = self.best
+            if best is None or not best.meets or self.over:
+                return
+            before = best
+            for fewer in _fewer(best.spec):
+                if self.over:
+                    return
+                self._try(fewer)
+            if self.best is before:
+                break
+        best = self.best
+        if best is not None and best.meets and not self.over:
+            for scaled in _scaling(best):
+                self._try(scaled)
+
+    def _variants(self, spec: DeploymentSpec) -> list[DeploymentSpec]:
+        found = []
+        for chunk in _CHUNKS:
+            pools = tuple(
+                msgspec.structs.replace(pool, max_batched_tokens=max(chunk, pool.max_sequences))
+                for pool in spec.pools
+            )
+            found.append(msgspec.structs.replace(spec, pools=pools))
+        place = _SEQUENCES.index(spec.pools[-1].max_sequences)
+        for other in _SEQUENCES[max(place - 1, 0) : place + 2]:
+            pools = (*spec.pools[:-1], msgspec.structs.replace(spec.pools[-1], max_sequences=other))
+            found.append(msgspec.structs.replace(spec, pools=pools))
+        routings = ["least_work", "round_robin"]
+        if len(self.rows.block_start):
+            routings.append("prefix")
+        if len(self.rows.session) and len(spec.pools) == 1:
+            routings.append("session")
+        found += [msgspec.structs.replace(spec, routing=routing) for routing in routings]
+        return [one for one in found if one != spec]
+
+    # Simulation
+    # ------------------------------------------------------------------------------------------------
+
+    def _try(self, spec: DeploymentSpec) -> Trial | None:
+        """Simulates a deployment; None when nothing more may be or the cluster is too small for it."""
+        if spec in self._seen:
+            return self._seen[spec]
+        place = next(i for i, (name, _, _) in enumerate(self.clusters) if name == spec.cluster)
+        _, cluster, price = self.clusters[place]
+        chips = sum(pool.num_chips * pool.max_replicas for pool in spec.pools)
+        if self.over or chips > cluster.num_chips:
+            return None
+        self.left -= 1
+        longest = int((self.rows.prompt + self.rows.output).max())
+        built = build_deployment(spec, cluster=cluster, max_context=longest)
+        run = simulate_serving(
+            built, self.rows, slo=self.slo, intervals=False, pessimistic=self.sure,
+            usd_per_chip_hour=price, simulator=self.simulator,
+        )  # fmt: skip
+        hours = run.result.cost.chip_hours / max(run.outcome.end_ns / 3.6e12, 1e-12)
+        trial = Trial(spec, place, chips, hours * (1.0 if price is None else price), run)
+        self.trials.append(trial)
+        self._seen[spec] = trial
+        return trial
+
+
+def sequences_for(running: float) -> int:
+    """The least of the usual limits that leaves half as much again for bursts."""
+    return next((limit for limit in _SEQUENCES if limit >= 1.5 * running), _SEQUENCES[-1])
+
+
+def _fewer(spec: DeploymentSpec) -> list[DeploymentSpec]:
+    found = []
+    for index, pool in enumerate(spec.pools):
+        if pool.replicas > 1:
+            changed = msgspec.structs.replace(pool, replicas=pool.replicas - 1)
+            found.append(
+                msgspec.structs.replace(spec, pools=(*spec.pools[:index], changed, *spec.pools[index + 1 :]))
+            )
+    return found
+
+
+def _scaling(best: Trial) -> list[DeploymentSpec]:
+    """The winner with replicas between a part of its number and all of it, for loads that come and go."""
+    spec = best.spec
+    if all(pool.replicas == 1 for pool in spec.pools):
+        return []
+    found = []
+    for share in (0.25, 0.5):
+        pools = []
+        for pool, result in zip(spec.pools, best.run.result.pools, strict=True):
+            least = max(1, round(pool.replicas * share))
+            per_rank = max(result.batch_mean * pool.attention_dp, 1.0)
+            busy = max(per_rank / max(result.busy_share, 0.05) * _FILL, 1.0)
+            limits = AutoscaleLimits(
+                max_replicas=pool.replicas, min_replicas=least, target_requests=max(round(busy), 1)
+            )
+            pools.append(msgspec.structs.replace(pool, autoscale=limits) if pool.replicas > 1 else pool)
+        found.append(msgspec.structs.replace(spec, pools=tuple(pools)))
+    return found
