@@ -35,7 +35,7 @@ def test_two_jobs_by_hand() -> None:
     assert summary.ledger["busy"] == pytest.approx(200 / 204, abs=1e-4)
     assert summary.ledger["allocated_idle"] == pytest.approx(4 / 204, abs=1e-4)
     assert summary.ledger_closes
-    waits = {row.devices: row for row in summary.waits}
+    waits = {row.group: row for row in summary.waits}
     assert waits["2-7"].jobs == waits["all"].jobs == 2
     assert waits["all"].mean_s == pytest.approx(26.0, abs=0.1)
 

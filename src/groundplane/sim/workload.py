@@ -8,7 +8,8 @@ as users' are not. All randomness is from one seeded numpy generator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,17 +28,59 @@ PREDICTION_SIGMA = 0.3
 
 
 @dataclass(frozen=True, slots=True)
+class Training:
+    """What a job trains, where that is known: its speed follows from the model and from where it is placed.
+
+    `steps` optimizer steps are its work; 0 where the trace gives a run time instead.
+    """
+
+    model: str
+    global_batch: int
+    seq: int
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SimJob:
-    """One job of a workload. `run_ns` is its work where it is placed best, without failures."""
+    """One job of a workload. `run_ns` is its work where it is placed best, without failures; 0 where it
+    follows from the steps of its `training`."""
 
     job_id: str
     submit_ns: int
     gang: Gang
     run_ns: int
     predicted_run_ns: int
+    queue: str = "default"
+    priority: int = 0
+    training: Training | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the whole gang."""
+        return self.gang.num_ranks * self.gang.devices_per_rank
 
 
-def generate(*, num_jobs: int, load: float, num_nodes: int, devices_per_node: int, seed: int) -> list[SimJob]:
+def load_of(jobs: Sequence[SimJob], num_devices: int) -> float:
+    """Device-time asked for over device-time there is, from the first submission to the last."""
+    asked_ns = sum(job.num_devices * job.run_ns for job in jobs)
+    return asked_ns / max(1, (jobs[-1].submit_ns - jobs[0].submit_ns) * num_devices)
+
+
+def at_load(jobs: Sequence[SimJob], load: float, num_devices: int) -> list[SimJob]:
+    """The same jobs, arriving as much faster or slower as makes the load on so many devices."""
+    factor = load_of(jobs, num_devices) / load
+    return [replace(job, submit_ns=int(job.submit_ns * factor)) for job in jobs]
+
+
+def generate(
+    *,
+    num_jobs: int,
+    load: float,
+    num_nodes: int,
+    devices_per_node: int,
+    seed: int,
+    prediction_sigma: float = PREDICTION_SIGMA,
+) -> list[SimJob]:
     """A workload for a cluster of equal nodes.
 
     Args:
@@ -45,6 +88,7 @@ def generate(*, num_jobs: int, load: float, num_nodes: int, devices_per_node: in
         load: device-time asked for over device-time there is, while jobs arrive.
         num_nodes, devices_per_node: the cluster.
         seed: picks everything.
+        prediction_sigma: standard deviation of the logarithm of predicted over real run time.
 
     Returns:
         Jobs in the order of their submission.
@@ -56,7 +100,7 @@ def generate(*, num_jobs: int, load: float, num_nodes: int, devices_per_node: in
     devices = random.choice(sizes, size=num_jobs, p=shares / shares.sum())
     run_s = MEDIAN_RUN_S * devices**0.25 * np.exp(RUN_SIGMA * random.standard_normal(num_jobs))
     run_s = np.clip(run_s, 30.0, LONGEST_RUN_S)
-    predicted_s = run_s * np.exp(PREDICTION_SIGMA * random.standard_normal(num_jobs))
+    predicted_s = run_s * np.exp(prediction_sigma * random.standard_normal(num_jobs))
     span_s = float((devices * run_s).sum()) / (load * num_devices)
     submit_s = np.sort(random.uniform(0.0, span_s, num_jobs))
     return [
