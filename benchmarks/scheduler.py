@@ -25,10 +25,12 @@ from typing import Any
 from groundplane.control import events as ev
 from groundplane.control.actions import StartWork
 from groundplane.control.core import ControlCore
-from groundplane.control.events import Gang, PolicySet, QueueRule, RestartPolicy
+from groundplane.control.events import Gang, PolicySet, PreemptionRules, QueueRule, RestartPolicy
+from groundplane.control.policy import policy_event
 from groundplane.sim.cluster import run_cluster
 from groundplane.sim.traces import read_gavel
 from groundplane.sim.workload import gang_of, generate
+from groundplane.spec.policy import named_policy
 
 S = 1_000_000_000
 HERE = Path(__file__).resolve().parent
@@ -42,7 +44,10 @@ GROWTH = (100, 300, 1_000, 3_000, 10_000)
 
 
 class Load:
-    """A full cluster with a backlog: works end as predicted, and others take their place."""
+    """A full cluster with a backlog: works end as predicted, and others take their place.
+
+    The order is that of the default policy, over queues with weights, guarantees and limits, and preemption.
+    """
 
     def __init__(self, num_nodes: int, sizes: tuple[int, ...], seed: int = 0) -> None:
         self.core = ControlCore()
@@ -62,7 +67,8 @@ class Load:
         for number, queue in enumerate(QUEUES):
             parent = "left" if number % 2 else "right"
             rules.append(QueueRule(queue, parent, 1 + number % 3, quota, 8 * quota))
-        self._give(PolicySet(tuple(rules), 86_400 * S))
+        order = policy_event(named_policy("default")).order
+        self._give(PolicySet(tuple(rules), 86_400 * S, order, PreemptionRules()))
 
     def fill(self, num_devices: int) -> None:
         """Submits until so many devices are held."""

@@ -13,7 +13,7 @@ from groundplane.control.plan import LEAVING, Planner
 from groundplane.control.queue import Queue, entry_of_job, entry_of_replica
 from groundplane.control.shares import Shares
 from groundplane.control.sharing import PartPlacer, Sharing
-from groundplane.control.state import CoreState, HeadPlan, Job, Node, Service, Timer, Work
+from groundplane.control.state import Closed, CoreState, HeadPlan, Job, Node, Service, Timer, Work
 from groundplane.control.victims import Victims
 
 
@@ -55,6 +55,8 @@ class Context:
 
     def add_job(self, job: Job) -> None:
         """A job waits."""
+        if self.state.kept:
+            self.release_kept(job.job_id)
         self.queue.add(self.shares.leaf_of(job.queue), entry_of_job(job, self.state.order), job.gang)
 
     def remove_job(self, job: Job) -> None:
@@ -63,6 +65,8 @@ class Context:
 
     def add_replica(self, service: Service, replica: Work) -> None:
         """A replica waits."""
+        if self.state.kept:
+            self.release_kept(service.service_id)
         self.queue.add(self.shares.leaf_of(service.queue), entry_of_replica(service, replica), replica.gang)
 
     def remove_replica(self, service: Service, replica: Work) -> None:
@@ -93,6 +97,7 @@ class Context:
         self.ledger.lease(work, placement, self.now_ns)
         self.state.works[work.work_id] = work
         self.shares.add(work)
+        self.victims.add(work)
         self._placement_changed(work)
 
     def request_stop(self, work: Work, *, intent: str, reason: str, grace_ns: int) -> None:
@@ -101,6 +106,7 @@ class Context:
         work.stop_intent, work.stop_reason, work.stop_grace_ns = intent, reason, grace_ns
         self.ledger.set_busy(work, False, self.now_ns)
         self.end_yield(work)
+        self.end_eviction(work)
         self.is_leaving(work)
         self.actions.append(StopWork(work.work_id, work.fence, grace_ns, reason))
 
@@ -109,7 +115,9 @@ class Context:
         work.state = lifecycle_of(work).after(work.state, "gone")
         self.ledger.release(work, fence, is_failure=is_failure, now_ns=self.now_ns)
         self.end_yield(work)
+        self.end_eviction(work)
         self.shares.subtract(work)
+        self.victims.subtract(work)
         del self.state.works[work.work_id]
         self._placement_changed(work)
         self.queue.capacity_changed()
@@ -118,6 +126,11 @@ class Context:
         """The work no longer waits for a checkpoint to stop at."""
         if self.state.yielding.pop(work.work_id, None) is not None:
             self.drop_timer(yield_timer(work))
+
+    def end_eviction(self, work: Work) -> None:
+        """The work goes now, or may stay after all."""
+        if self.state.evicting.pop(work.work_id, None) is not None:
+            self.drop_timer(evict_timer(work))
 
     def is_leaving(self, work: Work) -> None:
         """The work has begun to drain or to stop: its devices are expected back, which was not so before."""
@@ -132,6 +145,19 @@ class Context:
         self.planner.node_changed(node)
         self.victims.node_changed(node)
         self.capacity.update(node)
+
+    def close_node(self, node: Node, why: Closed, note: str) -> None:
+        """Closes a node for a reason beside cordons, or opens it (""); what runs there goes on."""
+        self.ledger.settle_node(node, self.now_ns)
+        node.closed_for, node.closed_note = why, note
+        self.node_changed(node)
+        self.queue.capacity_changed()
+
+    def release_kept(self, owner_id: str) -> None:
+        """The owner of a work that lost its node waits again, or is over: the spares kept for it open."""
+        for node_id in self.state.kept.pop(owner_id, ()):
+            if self.state.nodes[node_id].closed_for == "kept":
+                self.close_node(self.state.nodes[node_id], "", "")
 
     def set_plan(self, plan: HeadPlan | None) -> None:
         """Keeps another plan for the head of the queue, or none."""
@@ -191,6 +217,11 @@ class Context:
 def yield_timer(work: Work) -> str:
     """Id of the timer that ends the wait for a checkpoint to stop at."""
     return f"{work.work_id}.yield"
+
+
+def evict_timer(work: Work) -> str:
+    """Id of the timer at which a work that was asked to go no longer waits for a checkpoint."""
+    return f"{work.work_id}.evict"
 
 
 def lifecycle_of(work: Work) -> Lifecycle:

@@ -137,12 +137,23 @@ class Timetable:
                 position = pool.position_of(node_id)
                 before, after = self._moments_of[position], self._moments(position)
                 if before != after:
-                    for moment in before:
-                        self._order.remove(moment)
-                    for moment in after:
-                        self._order.add(moment)
+                    self._replace(before, after)
                     self._moments_of[position] = after
         self.changed.clear()
+
+    def _replace(self, before: list[Moment], after: list[Moment]) -> None:
+        """Puts the moments of a node in place of its earlier ones, and leaves those that are in both."""
+        old = new = 0
+        while old < len(before) or new < len(after):
+            if new == len(after) or (old < len(before) and before[old] < after[new]):
+                self._order.remove(before[old])
+                old += 1
+            elif old == len(before) or after[new] < before[old]:
+                self._order.add(after[new])
+                new += 1
+            else:
+                old += 1
+                new += 1
 
     def __iter__(self) -> Iterator[Moment]:
         return iter(self._order)

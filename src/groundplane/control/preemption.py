@@ -78,9 +78,10 @@ class Preemption:
 
     def _look(self, rules: PreemptionRules, leaf: str, entry: Entry, gang: Gang) -> None:
         context, state = self._context, self._context.state
-        found = None
-        if not self._begins_soon(rules, entry, gang):
-            found = context.victims.search(Claim(leaf, -entry.minus_priority, gang, rules))
+        claim = Claim(leaf, -entry.minus_priority, gang, rules)
+        if not context.victims.may_find(claim):
+            return
+        found = None if self._begins_soon(rules, entry, gang) else context.victims.search(claim)
         if found is None or not found.victims:
             state.refused_id, state.refused_ns = entry.waiting_id, state.now_ns
             context.set_timer(RETRY_TIMER, Timer(state.now_ns + RETRY_NS, "preemption", ""))

@@ -279,11 +279,17 @@ class Scheduler:
                 )
         return state.head_plan
 
+    def _gang_of_head(self) -> Gang | None:
+        state = self._context.state
+        if not state.head_id:
+            return None
+        replica = state.works.get(state.head_id)
+        return state.jobs[state.head_id].gang if replica is None else replica.gang
+
     def _set_clocks(self) -> None:
         """Runs the fragmentation clock of each kind with devices enough by count, yet not for the head."""
         state = self._context.state
-        head = self.head()
-        gang = None if head is None else self.gang_of(head)
+        gang = self._gang_of_head()
         for pool in self._context.pools:
             clock = state.clocks[pool.device_kind]
             is_fragmented = gang is not None and pool.num_free >= gang.num_ranks * gang.devices_per_rank

@@ -68,6 +68,28 @@ class Victims:
         self._pools = pools
         self._shares = shares
         self._timetables: dict[tuple[str, int, int, int], Timetable] = {}
+        self._num_of_priority: dict[int, int] = {}
+        for work in state.works.values():
+            if work.placement:
+                self.add(work)
+
+    def add(self, work: Work) -> None:
+        """A work holds devices now."""
+        self._count(work, 1)
+
+    def subtract(self, work: Work) -> None:
+        """A work holds nothing any more."""
+        self._count(work, -1)
+
+    def may_find(self, claim: Claim) -> bool:
+        """Whether there can be victims at all: somebody of lower priority, or a guarantee not used up."""
+        path = self._shares.path(claim.leaf)
+        if claim.rules.reclaims and any(
+            -self._shares.num_borrowed(name) >= claim.num_devices for name in path
+        ):
+            return True
+        highest = claim.priority - claim.rules.priority_gap
+        return claim.rules.priority_gap > 0 and any(priority <= highest for priority in self._num_of_priority)
 
     def node_changed(self, node: Node) -> None:
         """The node has opened or closed, or a work here came, went, or has more or less to lose."""
@@ -98,6 +120,16 @@ class Victims:
             if found is not None and (best is None or found.last_key < best.last_key):
                 best = found
         return best
+
+    def _count(self, work: Work, sign: int) -> None:
+        if work.kind == "replica":
+            return
+        priority = self._state.jobs[work.owner_id].priority
+        num = self._num_of_priority.get(priority, 0) + sign
+        if num:
+            self._num_of_priority[priority] = num
+        else:
+            del self._num_of_priority[priority]
 
     def _timetable(self, pool: Pool, claim: Claim) -> Timetable:
         gang, size = claim.gang, claim.size
