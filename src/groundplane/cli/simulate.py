@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from groundplane.cli.simulate_cluster import cluster_command
+from groundplane.cli.simulate_serving import serving_command
 
 
 @click.group(epilog="Example: groundplane simulate cluster 64x8 --jobs 500 --faults")
@@ -13,3 +14,4 @@ def simulate_command() -> None:
 
 
 simulate_command.add_command(cluster_command)
+simulate_command.add_command(serving_command)

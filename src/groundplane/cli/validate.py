@@ -98,6 +98,11 @@ def memory(data: Path | None, as_json: bool) -> None:
 @JSON_OPTION
 def serving(data: Path | None, as_json: bool) -> None:
     """Times to first token and per token of serving runs at their concurrency, and each model left out."""
+    if data is not None and data.is_dir():
+        from groundplane.cli.validate_serving_runs import show_runs
+
+        show_runs(data, as_json)
+        return
     from groundplane.perfmodel.validation.serving import validate_serving
 
     found = validate_serving(data)
