@@ -25,12 +25,12 @@ from functools import partial
 
 from groundplane.catalog.resolve import resolve_chip
 from groundplane.control.context import Context
+from groundplane.control.core import ControlCore
 from groundplane.control.devices import use_of, use_with, ways
 from groundplane.control.events import UNITS_PER_DEVICE, DevicePart, Gang, KindDescribed, NodeJoined
 from groundplane.control.kinds import described
-from groundplane.control.nodes import Nodes
 from groundplane.control.sharing import Candidate, Rank
-from groundplane.control.state import CoreState, Work
+from groundplane.control.state import Work
 
 GIB = 1 << 30
 DEVICES_PER_NODE = 8
@@ -102,15 +102,14 @@ class Result:
 
 def run(mix: str, rank: Rank | None, *, num_nodes: int, seed: int) -> Result:
     """Fills a cluster."""
-    context = Context(CoreState())
+    core, kind = ControlCore(), described("h100", resolve_chip("h100"))
+    core.handle(0, kind)
+    for number in range(num_nodes):
+        core.handle(0, NodeJoined(f"n{number}", "h100", DEVICES_PER_NODE, 1 << 40))
+    context = Context(core.state)
     if rank is not None:
         context.sharing.rank = rank
         context.sharing.shared_candidates = partial(every_candidate, context)  # type: ignore[method-assign]
-    kind = described("h100", resolve_chip("h100"))
-    nodes = Nodes(context)
-    nodes.kind_described(kind)
-    for number in range(num_nodes):
-        nodes.joined(NodeJoined(f"n{number}", "h100", DEVICES_PER_NODE, 1 << 40))
     capacity = num_nodes * DEVICES_PER_NODE * UNITS_PER_DEVICE
     pick = random.Random(seed)
     requests, weights = list(MIXES[mix]), list(MIXES[mix].values())
@@ -124,7 +123,7 @@ def run(mix: str, rank: Rank | None, *, num_nodes: int, seed: int) -> Result:
         if placement is None:
             refused += 1
             continue
-        work = Work(f"j{placed}.a1", "attempt", f"j{placed}", 1, "starting", gang)
+        work = Work(f"s.r{placed}", "replica", "s", placed, "starting", gang)
         context.lease(work, placement)
         placed += 1
         held += units

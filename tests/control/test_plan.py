@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from groundplane.control.context import Context
+from groundplane.control.core import ControlCore
 from groundplane.control.events import Gang, NodeJoined, RestartPolicy
-from groundplane.control.nodes import Nodes
 from groundplane.control.plan import UNKNOWN_NS, Planner
 from groundplane.control.sorted_list import SortedList
-from groundplane.control.state import CoreState, Job, Work
+from groundplane.control.state import Job, Work
 
 
 def running(context: Context, number: int, gang: Gang, predicted_ns: int) -> bool:
@@ -49,9 +49,10 @@ def slots_at(context: Context, gang: Gang, at_ns: int) -> int:
 @given(seed=some.integers(0, 10**6))
 def test_the_start_is_the_first_moment_with_room_for_all(seed: int) -> None:
     pick = random.Random(seed)
-    context = Context(CoreState())
+    core = ControlCore()
     for number in range(pick.randint(1, 6)):
-        Nodes(context).joined(NodeJoined(f"n{number}", "gpu", 4, 8))
+        core.handle(0, NodeJoined(f"n{number}", "gpu", 4, 8))
+    context = Context(core.state)
     waiting = Gang(pick.randint(1, 8), pick.randint(1, 4), pick.choice([0, 2]))
     context.planner.plan("w", waiting)  # its timetable has to follow all that comes
     for number in range(pick.randint(0, 12)):

@@ -16,10 +16,12 @@ from groundplane import __version__
 from groundplane.control import events as ev
 from groundplane.control.actions import AnyAction, DrainWork, RankPlacement, SetTimer, StartWork, StopWork
 from groundplane.control.context import Context, lifecycle_of
-from groundplane.control.jobs import Jobs
+from groundplane.control.health import Health
+from groundplane.control.jobs import STALLED, Jobs
 from groundplane.control.nodes import Nodes
 from groundplane.control.preemption import Preemption
 from groundplane.control.queue import Entry
+from groundplane.control.recovery import Recovery
 from groundplane.control.scheduler import Scheduler
 from groundplane.control.services import Services
 from groundplane.control.state import CoreState, Work
@@ -56,7 +58,9 @@ class ControlCore:
         self.queue = self._context.queue
         self._jobs = Jobs(self._context)
         self._services = Services(self._context)
-        self._nodes = Nodes(self._context)
+        self._recovery = Recovery(self._context, self._jobs, self._services)
+        self._health = Health(self._context, self._recovery)
+        self._nodes = Nodes(self._context, self._health)
         self._preemption = Preemption(self._context)
         self.scheduler = Scheduler(self._context, self._start, self._preemption)
 
@@ -135,6 +139,8 @@ class ControlCore:
                 ev.WorkStarted()
                 | ev.WorkReady()
                 | ev.WorkUnready()
+                | ev.WorkStalled()
+                | ev.WorkSlowed()
                 | ev.CheckpointCommitted()
                 | ev.WorkDrained()
             ):
@@ -159,6 +165,10 @@ class ControlCore:
                 self._nodes.cordon(node_id, True)
             case ev.NodeUncordoned(node_id):
                 self._nodes.cordon(node_id, False)
+            case ev.NodeDrainRequested():
+                self._health.drain(event)
+            case ev.HealthSet():
+                self._health.set_rules(event)
             case ev.KindDescribed():
                 self._nodes.kind_described(event)
             case ev.PolicySet():
@@ -184,7 +194,13 @@ class ControlCore:
 
     def _work_reported(
         self,
-        event: ev.WorkStarted | ev.WorkReady | ev.WorkUnready | ev.CheckpointCommitted | ev.WorkDrained,
+        event: ev.WorkStarted
+        | ev.WorkReady
+        | ev.WorkUnready
+        | ev.WorkStalled
+        | ev.WorkSlowed
+        | ev.CheckpointCommitted
+        | ev.WorkDrained,
     ) -> None:
         work = self._reported_work(event.work_id, event.fence)
         if work is None:
@@ -203,6 +219,10 @@ class ControlCore:
                     self._services.replica_drained(work)
                 else:
                     self._context.ignore("report that changes nothing")
+            case ev.WorkStalled(detail=detail):
+                self._recovery.stalled(work, detail)
+            case ev.WorkSlowed(node_id=node_id, detail=detail):
+                self._health.work_slowed(work, node_id, detail)
             case ev.CheckpointCommitted(step=step):
                 self._checkpoint_committed(work, step)
 
@@ -236,6 +256,7 @@ class ControlCore:
         self._context.victims.work_changed(work)
         if work.work_id in self.state.yielding:
             self._preemption.stop(work)
+        self._recovery.may_stop(work)
 
     def _work_gone(self, event: ev.WorkGone) -> None:
         work = self._reported_work(event.work_id, event.fence)
@@ -243,6 +264,9 @@ class ControlCore:
             self._jobs.late_report(event)
             return
         detail = event.detail or (f"exit code {event.exit_code}" if event.exit_code else "")
+        has_failed = event.outcome in {"failed", "start_failed"} and not work.stop_intent
+        if has_failed or work.stop_intent == STALLED:
+            self._health.work_failed(work, event.node_id)
         self._gone(work, event.fence, event.outcome, detail)
 
     def _gone(self, work: Work, fence: int, outcome: str, detail: str) -> None:
@@ -278,5 +302,13 @@ class ControlCore:
                 self._preemption.stop(self.state.works[timer.target_id])
             case "preemption":
                 self._preemption.retry()
+            case "replica_unready":
+                self._services.unready_too_long(self.state.works[timer.target_id])
+            case "evict":
+                self._recovery.may_stop(self.state.works[timer.target_id])
+            case "node_drain":
+                self._health.drain_over(timer.target_id)
+            case "node_quarantine":
+                self._health.quarantine_over(timer.target_id)
             case "replica_drain":
                 self._services.replica_drained(self.state.works[timer.target_id])

@@ -193,8 +193,8 @@ class HealthSet(Event, frozen=True):
     """Rules for nodes that fail, in place of those before.
 
     A node on which `max_failures` attempts or replicas of at least `min_owners` jobs and services failed
-    within `window_ns` goes into quarantine (0: never) for `quarantine_ns` (0: until an operator opens it), but
-    never more than `most_per_mille` of the nodes of a kind, or one if that is less. A node that slows a gang
+    within `window_ns` goes into quarantine (0: never) for `quarantine_ns` (0: until an operator opens it),
+    but never more than `most_per_mille` of the nodes of a kind, or one if that is less. A node that slows a gang
     down goes there at once if `replaces_stragglers`, and the gang has `straggler_wait_ns` for its next
     checkpoint.
     """
@@ -209,7 +209,8 @@ class HealthSet(Event, frozen=True):
     spares: tuple[SpareRule, ...] = ()
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "max_failures", "window_ns", "quarantine_ns", "most_per_mille", "straggler_wait_ns")
+        _at_least(self, 0, "max_failures", "window_ns", "quarantine_ns", "most_per_mille")
+        _at_least(self, 0, "straggler_wait_ns")
         _at_least(self, 1, "min_owners")
 
 
@@ -266,7 +267,7 @@ class WorkUnready(Event, frozen=True):
 
 
 class WorkStalled(Event, frozen=True):
-    """The work has made no progress for longer than it may: it hangs. It counts as failed, once it is gone."""
+    """The work has made no progress for longer than it may: it hangs. Once it is gone it has failed."""
 
     work_id: str
     fence: int

@@ -16,6 +16,11 @@ from groundplane.control.state import Job, Timer, Work
 ENDED_JOBS_KEPT = 10_000
 """How many ended jobs stay in the state. An id may not be submitted again, even when its job is forgotten."""
 
+EVICTED = "evicted"
+"""Why an attempt is stopped that has to go to other nodes: its job is queued again, at no cost of its own."""
+STALLED = "stalled"
+"""Why a work is stopped that hangs: it has failed."""
+
 Outcome = Literal["succeeded", "failed", "cancelled"]
 
 
@@ -44,6 +49,7 @@ class Jobs:
             predicted_run_ns=event.predicted_run_ns,
             submitted_ns=state.now_ns,
             is_preemptible=event.is_preemptible,
+            stops_at_checkpoint=event.stops_at_checkpoint,
         )
         state.next_sequence += 1
         state.jobs[job.job_id] = job
@@ -97,13 +103,22 @@ class Jobs:
 
     def attempt_lost_node(self, work: Work, node_id: str) -> None:
         """A part of the gang is gone with its node: the rest must end, and prove it, before a restart."""
+        self._interrupt(work, "node_lost", f"node {node_id} was lost")
+
+    def evict(self, work: Work, reason: str) -> None:
+        """Stops an attempt that has to go to other nodes, through no fault of its job."""
+        self._interrupt(work, EVICTED, reason)
+
+    def give_up(self, work: Work, reason: str) -> None:
+        """Stops an attempt that hangs: a failure of the job."""
+        self._interrupt(work, STALLED, reason)
+
+    def _interrupt(self, work: Work, intent: str, reason: str) -> None:
         if work.stop_intent:
             return
         job = self._context.state.jobs[work.owner_id]
         job.state = JOB.after(job.state, "stop")
-        self._context.request_stop(
-            work, intent="node_lost", reason=f"node {node_id} was lost", grace_ns=job.stop_grace_ns
-        )
+        self._context.request_stop(work, intent=intent, reason=reason, grace_ns=job.stop_grace_ns)
 
     def attempt_gone(self, work: Work, fence: int, outcome: str, detail: str) -> None:
         """No process of the attempt is left: the job has ended, or goes on with the next attempt."""
@@ -120,7 +135,7 @@ class Jobs:
             self._end(job, "failed", "failed", work.stop_reason)
         elif not intent and outcome == "stopped" and has_run:
             self._requeue(job, detail or "stopped by an operator")
-        elif intent == PREEMPTED:
+        elif intent in {PREEMPTED, EVICTED}:
             job.lost_work_id, job.lost_fence = work.work_id, work.fence
             self._requeue(job, work.stop_reason)
         else:
@@ -163,7 +178,7 @@ class Jobs:
         if not work.stop_intent:
             job.state = JOB.after(job.state, "stop")
             self._context.request_stop(work, intent=intent, reason=reason, grace_ns=job.stop_grace_ns)
-        elif work.stop_intent in {"node_lost", PREEMPTED}:
+        elif work.stop_intent in {"node_lost", STALLED, EVICTED, PREEMPTED}:
             work.stop_intent, work.stop_reason = intent, reason
 
     def _requeue(self, job: Job, reason: str) -> None:
@@ -189,6 +204,7 @@ class Jobs:
         job.reason = reason
         self._context.drop_timer(_limit_timer(job))
         self._context.drop_timer(_backoff_timer(job))
+        self._context.release_kept(job.job_id)
         self._context.actions.append(JobEnded(job.job_id, outcome, reason))
         self._forget_the_oldest(job)
 

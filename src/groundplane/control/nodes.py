@@ -5,6 +5,7 @@ from __future__ import annotations
 from groundplane.control.context import Context
 from groundplane.control.devices import overlaps
 from groundplane.control.events import KindDescribed, NodeFenced, NodeJoined
+from groundplane.control.health import Health
 from groundplane.control.lifecycle.node import NODE
 from groundplane.control.state import Node, Work
 
@@ -12,8 +13,9 @@ from groundplane.control.state import Node, Work
 class Nodes:
     """Decides about nodes; called by the core for each event that concerns one."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, health: Health) -> None:
         self._context = context
+        self._health = health
 
     def kind_described(self, event: KindDescribed) -> None:
         """What devices of a kind are. A description that parts which are held contradict is ignored."""
@@ -37,6 +39,7 @@ class Nodes:
         node = state.nodes.get(event.node_id)
         if node is None:
             self._add(event)
+            self._health.node_is_back(self._context.state.nodes[event.node_id])
             return []
         offer = (node.device_kind, node.num_devices, node.memory_bytes)
         if offer != (event.device_kind, event.num_devices, event.memory_bytes):
@@ -48,6 +51,7 @@ class Nodes:
         lost = [] if node.state == "fenced" else self._fence(node)
         self._change(node, "joined")
         node.boot = event.boot
+        self._health.node_is_back(node)
         return lost
 
     def silent(self, node_id: str) -> None:
@@ -67,11 +71,16 @@ class Nodes:
         return self._fence(node)
 
     def cordon(self, node_id: str, is_cordoned: bool) -> None:
-        """An operator closes or opens the node for placement."""
+        """An operator closes or opens the node for placement; opening ends a drain and a quarantine too."""
         node = self._context.state.nodes.get(node_id)
-        if node is None or node.is_cordoned == is_cordoned:
+        is_quarantined = node is not None and node.closed_for == "quarantine"
+        if node is None or (node.is_cordoned == is_cordoned and (is_cordoned or not is_quarantined)):
             self._context.ignore("cordon that changes nothing")
             return
+        if not is_cordoned:
+            self._health.drain_ended(node)
+            if is_quarantined:
+                self._health.open_node(node)
         self._context.ledger.settle_node(node, self._context.now_ns)
         node.is_cordoned = is_cordoned
         self._changed(node)
@@ -103,6 +112,7 @@ class Nodes:
         lost = [works[holder] for holder in sorted(node.holders(), key=lambda holder: works[holder].fence)]
         for work in lost:
             self._context.ledger.release_node(work, node.node_id, self._context.now_ns)
+        self._health.node_lost(node, lost[0].owner_id if lost else "")
         return lost
 
     def _take(self, node_id: str, trigger: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from groundplane.control.actions import DrainWork, RankPlacement, StartWork
 from groundplane.control.context import Context
 from groundplane.control.events import ServiceDeployed, ServiceRemoved, ServiceScaled
-from groundplane.control.jobs import backoff_ns
+from groundplane.control.jobs import STALLED, backoff_ns
 from groundplane.control.lifecycle.replica import REPLICA
 from groundplane.control.plan import LEAVING
 from groundplane.control.state import Service, Timer, Work
@@ -43,6 +43,7 @@ class Services:
                 restart=event.restart,
                 drain_ns=event.drain_ns,
                 generation=event.generation,
+                unready_limit_ns=event.unready_limit_ns,
             )
             state.next_sequence += 1
             state.services[service.service_id] = service
@@ -59,6 +60,7 @@ class Services:
                 event.restart,
             )
             service.drain_ns, service.generation, service.state = event.drain_ns, event.generation, "active"
+            service.unready_limit_ns = event.unready_limit_ns
             service.restarts_used = service.restarts_in_row = 0
             service.reason = ""
         self._context.mix.note(event.gang)
@@ -100,12 +102,40 @@ class Services:
         """It answers: from now on its devices are busy, and the next failure is the first in a row."""
         service = self._context.state.services[replica.owner_id]
         service.restarts_in_row = 0
+        self._context.drop_timer(_unready_timer(replica))
         self._context.ledger.set_busy(replica, True, self._context.now_ns)
         self._reconcile(service)
 
     def replica_unready(self, replica: Work) -> None:
-        """It does not answer: it keeps its leases, which are idle until it does."""
-        self._context.ledger.set_busy(replica, False, self._context.now_ns)
+        """It does not answer: it keeps its leases, which are idle until it does or is replaced."""
+        context = self._context
+        context.ledger.set_busy(replica, False, context.now_ns)
+        limit_ns = context.state.services[replica.owner_id].unready_limit_ns
+        if limit_ns:
+            at_ns = context.now_ns + limit_ns
+            context.set_timer(_unready_timer(replica), Timer(at_ns, "replica_unready", replica.work_id))
+
+    def unready_too_long(self, replica: Work) -> None:
+        """It has not answered for as long as its service allows."""
+        limit_ms = self._context.state.services[replica.owner_id].unready_limit_ns // 10**6
+        self.give_up(replica, f"did not answer for {limit_ms} ms")
+
+    def give_up(self, replica: Work, reason: str) -> None:
+        """Stops a replica that hangs: it has failed, and a new one takes its place when it is gone."""
+        replica.stop_intent = STALLED
+        self._context.drop_timer(_unready_timer(replica))
+        self._request_stop(replica, reason)
+
+    def move(self, replica: Work, reason: str) -> None:
+        """Lets a replica end its requests and go; a new one takes its place elsewhere."""
+        if replica.state not in LEAVING:
+            service = self._context.state.services[replica.owner_id]
+            self._let_go(service, replica, "drain", reason)
+            self._reconcile(service)
+
+    def review(self, service_id: str) -> None:
+        """Nodes of its replicas are to be emptied: they move one at a time, the others stay ready."""
+        self._reconcile(self._context.state.services[service_id])
 
     def replica_drained(self, replica: Work) -> None:
         """No request is in flight any more, or the time for draining is over."""
@@ -119,6 +149,7 @@ class Services:
         if replica.state != "draining":
             replica.stop_intent = "node_lost"
         self._context.drop_timer(_drain_timer(replica))
+        self._context.drop_timer(_unready_timer(replica))
         self._request_stop(replica, f"node {node_id} was lost")
 
     def replica_gone(self, replica: Work, fence: int, outcome: str, detail: str) -> None:
@@ -127,6 +158,7 @@ class Services:
         # An operator's stop is no failure; one that came before it ran is a start that failed.
         was_interrupted = outcome == "stopped" and not replica.stop_intent and replica.state != "starting"
         self._context.drop_timer(_drain_timer(replica))
+        self._context.drop_timer(_unready_timer(replica))
         self._context.remove_work(replica, fence=fence, is_failure=False)
         service.replicas.remove(replica.work_id)
         if not was_interrupted and replica.stop_intent not in {"drain", "surplus"}:
@@ -142,9 +174,11 @@ class Services:
     def _failed(self, service: Service, detail: str) -> None:
         service.reason = detail
         if service.state != "active" or len(self._staying(service)) >= service.num_replicas:
+            self._context.release_kept(service.service_id)
             return
         if service.restarts_used >= service.restart.budget:
             service.state = "failed"
+            self._context.release_kept(service.service_id)
             service.reason = f"failed after {service.restarts_used} restarts: {detail}"
             return
         service.restarts_used += 1
@@ -170,14 +204,25 @@ class Services:
             service.state = "removed"
 
     def _roll(self, service: Service, staying: list[Work]) -> None:
-        """Lets the oldest replica of an old generation go: at once if not ready, else when all others are."""
-        old = [replica for replica in staying if replica.generation < service.generation]
+        """Lets the oldest replica go that is of an old generation or on a node that is to be emptied.
+
+        At once if it is not ready, else when all others are.
+        """
+        nodes = self._context.state.nodes
+        old = [
+            replica
+            for replica in staying
+            if replica.generation < service.generation
+            or any(nodes[rank.node_id].is_draining for rank in replica.placement)
+        ]
         if not old:
             return
         first = min(old, key=lambda replica: (replica.state == "ready", replica.number))
         is_calm = len(staying) == len(service.replicas) and all(each.state == "ready" for each in staying)
         if first.state != "ready" or is_calm:
-            self._let_go(service, first, "drain", "replaced by a new generation")
+            is_old = first.generation < service.generation
+            reason = "replaced by a new generation" if is_old else "its node is drained"
+            self._let_go(service, first, "drain", reason)
             self._reconcile(service)
 
     def _let_go(self, service: Service, replica: Work, intent: str, reason: str) -> None:
@@ -185,6 +230,7 @@ class Services:
             self._drop(service, replica)
             return
         replica.stop_intent, replica.stop_reason = intent, reason
+        self._context.drop_timer(_unready_timer(replica))
         if not REPLICA.allows(replica.state, "drain"):
             self._request_stop(replica, reason)
             return
@@ -245,6 +291,10 @@ def _dispensable(service: Service, replica: Work) -> tuple[bool, bool, bool, int
 
 def _drain_timer(replica: Work) -> str:
     return f"{replica.work_id}.drain"
+
+
+def _unready_timer(replica: Work) -> str:
+    return f"{replica.work_id}.unready"
 
 
 def _backoff_timer(replica: Work) -> str:

@@ -35,6 +35,10 @@ class Accounts(Struct, forbid_unknown_fields=True, gc=False):
     free_ns: int = 0
 
 
+Closed = Literal["", "quarantine", "spare", "kept"]
+"""Why a node takes no work, beside cordons."""
+
+
 class NodeFailure(Struct, forbid_unknown_fields=True, gc=False):
     """An attempt or replica of `owner_id` failed on a node."""
 
@@ -53,7 +57,9 @@ class Node(Struct, forbid_unknown_fields=True, gc=False):
     """One node and its devices, which are numbered from 0 and are each other's equals.
 
     `closed_for` is why it takes no work beside cordons: in quarantine, a spare, or a spare kept for the owner
-    of a work that lost its node (`closed_note` says which). `index` is its place in the order of joining, `topology` the domains around it, the widest first. `free`
+    of a work that lost its node (`closed_note` says which).
+
+    `index` is its place in the order of joining, `topology` the domains around it, the widest first. `free`
     are the devices that nobody holds, ascending; `leases` the whole devices of each work here, `shared` those
     devices that are cut into parts, with the part of each work; `parts_accounts` are what is left of
     device-nanoseconds of parts, in units of them (see `part_books.py`). `accounts` are settled
@@ -82,7 +88,7 @@ class Node(Struct, forbid_unknown_fields=True, gc=False):
     state: str = "up"
     is_cordoned: bool = False
     is_draining: bool = False
-    closed_for: Literal["", "quarantine", "spare", "kept"] = ""
+    closed_for: Closed = ""
     closed_note: str = ""
     failures: list[NodeFailure] = field(default_factory=list)
 
