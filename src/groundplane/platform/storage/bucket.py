@@ -42,6 +42,8 @@ class BucketTier:
         region: S3 region.
     """
 
+    buffered = False
+
     def __init__(self, url: str, *, endpoint: str = "", region: str = "") -> None:
         self.url = url
         config: dict[str, Any] = {}
@@ -76,6 +78,12 @@ class BucketTier:
 
     def put(self, key: str, data: Buffer) -> None:
         self._call(key, lambda: obstore.put(self._store, key, data, use_multipart=False))
+
+    def put_part(self, key: str, data: Buffer) -> None:
+        self.put(key, data)
+
+    def settle(self, prefix: str) -> None:
+        """A bucket's answer means that it is durable."""
 
     def head(self, key: str) -> ObjectInfo:
         return _info(self._call(key, lambda: obstore.head(self._store, key)))

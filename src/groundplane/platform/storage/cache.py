@@ -1,9 +1,9 @@
 """Parts kept near: on the local disk, or on a shared file system for all nodes.
 
-A part is one file, `parts/ab/VERSION.NUMBER`: its bytes and the 16 bytes of its checksum behind them. It is
-written beside and renamed, so it is whole or not there, and checked whenever it is read. All processes of a
-node share one folder. No method raises for what the disk does: a cache that is full, slow or broken answers
-"not here", and is left alone for a while after a failure. Knows nothing of names or tiers.
+A part is one file, `parts/ab/VERSION.NUMBER` (see `part_file`). It is written beside and renamed, so it is
+whole or not there, and checked whenever it is read. All processes of a node share one folder. No method
+raises for what the disk does: a cache that is full, slow or broken answers "not here", and is left alone for
+a while after a failure. Knows nothing of names or tiers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import xxhash
+from groundplane.platform.storage.part_file import PartFile, header_bytes, write_part
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-TRAILER_BYTES: Final = 16
+ANNOUNCED_BYTES: Final = 2**20
+"""What the kernel is told to read of a part that is wanted soon: its begin. The rest is quicker left to the
+kernel's own read-ahead, which uses larger pages."""
 EVICT_TO: Final = 0.9
 """Share of the limit that is left after an eviction: room for many parts, so that scans are rare."""
 OFF_AFTER_FAILURE_S: Final = 10.0
@@ -77,6 +79,39 @@ class PartCache:
         """Whether a part is here; it may be gone, or turn out damaged, a moment later."""
         return self.usable and self.path(version, number).exists()
 
+    def open(self, version: str, number: int, length: int, expected: str = "") -> PartFile | None:
+        """A part's file for reading block by block; None where it is not here.
+
+        Args:
+            version: of the file.
+            number: of the part.
+            length: of the part.
+            expected: checksum of the part in hexadecimal, where it is known.
+        """
+        if not self.usable:
+            return None
+        path = self.path(version, number)
+        try:
+            part = PartFile(path)
+        except FileNotFoundError:
+            self.counts.num_misses += 1
+            return None
+        except ValueError:
+            self.damaged(version, number)
+            return None
+        except OSError as error:
+            self.failed(error)
+            return None
+        if part.length != length or (expected and part.digest.hex() != expected):
+            part.close()
+            self.damaged(version, number)
+            return None
+        self.counts.num_hits += 1
+        if time.time() - part.used_s > TOUCH_AFTER_S:
+            with suppress(OSError):
+                part.touch()
+        return part
+
     def read(self, version: str, number: int, into: memoryview, expected: str = "") -> bool:
         """Fills `into` with a part, whose length it has; False where it is not here.
 
@@ -84,58 +119,63 @@ class PartCache:
             version: of the file.
             number: of the part.
             into: filled also when the answer is False, with nothing of use.
-            expected: checksum in hexadecimal, where it is known; the one stored with the part is compared
-                always.
+            expected: as for `open`.
         """
-        if not self.usable:
-            return False
-        path = self.path(version, number)
-        try:
-            descriptor = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            self.counts.num_misses += 1
-            return False
-        except OSError as error:
-            self._failed(error)
+        part = self.open(version, number, into.nbytes, expected)
+        if part is None:
             return False
         try:
-            whole = _read_checked(descriptor, into, expected)
-            if whole:
-                self.counts.num_hits += 1
-                if time.time() - os.fstat(descriptor).st_mtime > TOUCH_AFTER_S:
-                    os.utime(descriptor)
-            else:
-                self.counts.num_damaged += 1
-                self._drop(path)
+            whole = part.read(into)
         except OSError as error:
-            self._failed(error)
+            self.failed(error)
             return False
         finally:
-            os.close(descriptor)
+            part.close()
+        if not whole:
+            self.damaged(version, number)
         return whole
 
-    def add(self, version: str, number: int, data: Buffer, digest: bytes) -> bool:
+    def damaged(self, version: str, number: int) -> None:
+        """Drops a part that turned out not to be what it was."""
+        self.counts.num_damaged += 1
+        self._drop(self.path(version, number))
+
+    def announce(self, version: str, number: int) -> bool:
+        """Has the kernel begin to read a part; waits for nothing; False where it is not here."""
+        if not self.usable:
+            return False
+        try:
+            descriptor = os.open(self.path(version, number), os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            os.posix_fadvise(descriptor, 0, ANNOUNCED_BYTES, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+        return True
+
+    def add(self, version: str, number: int, data: Buffer) -> bool:
         """Keeps a part; False where there was no room or the disk failed.
 
         Args:
             version: of the file.
             number: of the part.
             data: the part.
-            digest: its checksum, 16 bytes.
         """
         view = memoryview(data).cast("B")
-        if not self.usable or not self._make_room(view.nbytes + TRAILER_BYTES):
+        size = view.nbytes + header_bytes(view.nbytes)
+        if not self.usable or not self._make_room(size):
             return False
         path = self.path(version, number)
         temporary = self.folder / "adding" / uuid.uuid4().hex
         try:
             self._make()
-            write_part(temporary, view, digest, sync=False)
-            self._place(temporary, path, view.nbytes + TRAILER_BYTES)
+            write_part(temporary, view)
+            self._place(temporary, path, size)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            self._failed(error)
+            self.failed(error)
             return False
         self.counts.num_added += 1
         return True
@@ -150,9 +190,20 @@ class PartCache:
                 self.counts.num_added += 1
                 return
         except OSError as error:
-            self._failed(error)
+            self.failed(error)
         with suppress(OSError):
             staged.unlink(missing_ok=True)
+
+    def failed(self, error: OSError) -> None:
+        """Counts a failure, frees a tenth of a full disk, and leaves the disk alone for a while."""
+        self.counts.num_failures += 1
+        self.counts.last_failure = f"{self.folder}: {error.strerror or error}"
+        self._made = False
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            with suppress(OSError), self._evicting() as alone:
+                if alone:
+                    self.evict(int(self.used_bytes() * EVICT_TO))
+        self._off_until_s = time.monotonic() + OFF_AFTER_FAILURE_S
 
     def pin(self, version: str) -> None:
         """Keeps the parts of a version here, whatever else is read.
@@ -240,7 +291,7 @@ class PartCache:
                 target = min(int(self.limit_bytes * EVICT_TO), self.limit_bytes - size)
                 return self.evict(target) + size <= self.limit_bytes
         except OSError as error:
-            self._failed(error)
+            self.failed(error)
             return False
 
     def _place(self, staged: Path, path: Path, size: int) -> None:
@@ -293,49 +344,6 @@ class PartCache:
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
             self._made = True
 
-    def _failed(self, error: OSError) -> None:
-        """Counts a failure, frees a tenth of a full disk, and leaves the disk alone for a while."""
-        self.counts.num_failures += 1
-        self.counts.last_failure = f"{self.folder}: {error.strerror or error}"
-        self._made = False
-        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            with suppress(OSError), self._evicting() as alone:
-                if alone:
-                    self.evict(int(self.used_bytes() * EVICT_TO))
-        self._off_until_s = time.monotonic() + OFF_AFTER_FAILURE_S
-
-
-def write_part(path: Path, data: memoryview, digest: bytes, *, sync: bool) -> None:
-    """Writes a part and its checksum to a new file.
-
-    Raises:
-        OSError: as the disk says; the file may be there in part.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        done = 0
-        total = data.nbytes + len(digest)
-        while done < total:
-            left: list[Buffer] = [digest[done - data.nbytes :]]
-            if done < data.nbytes:
-                left = [data[done:], digest]
-            done += os.writev(descriptor, left)
-        if sync:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def read_part(path: Path) -> memoryview | None:
-    """A part that `write_part` wrote, without its checksum; None where the two do not agree.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    stored = path.read_bytes()
-    data = memoryview(stored)[:-TRAILER_BYTES]
-    return data if xxhash.xxh3_128_digest(data) == stored[-TRAILER_BYTES:] else None
-
 
 def remove_remains(folder: Path, before_ns: int) -> None:
     """Removes what writers that died left in a cache's `adding` folder before a time."""
@@ -352,24 +360,6 @@ def disk_free_bytes(folder: Path) -> int:
     while not here.exists() and here != here.parent:
         here = here.parent
     return shutil.disk_usage(here).free
-
-
-def _read_checked(descriptor: int, into: memoryview, expected: str) -> bool:
-    trailer = bytearray(TRAILER_BYTES)
-    wanted = into.nbytes + TRAILER_BYTES
-    if os.fstat(descriptor).st_size != wanted:
-        return False
-    done = 0
-    while done < wanted:
-        left: list[Buffer] = [memoryview(trailer)[done - into.nbytes :]]
-        if done < into.nbytes:
-            left = [into[done:], trailer]
-        got = os.preadv(descriptor, left, done)
-        if got == 0:
-            return False
-        done += got
-    digest = xxhash.xxh3_128_digest(into)
-    return digest == trailer and (not expected or digest.hex() == expected)
 
 
 def _cut(used_ns: array[int], sizes: array[int], excess: int) -> int:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from groundplane.platform.storage.errors import Absent, Changed, Denied, Unavailable
+from groundplane.platform.storage.part_file import begin_writeback
 from groundplane.platform.storage.tier import Level, ObjectInfo
+from groundplane.platform.training.files import sync_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -24,6 +27,8 @@ class FolderTier:
     """Args:
     root: the folder; made by the first write.
     """
+
+    buffered = True
 
     def __init__(self, root: str) -> None:
         self.url = f"file://{root}"
@@ -57,6 +62,28 @@ class FolderTier:
         return data
 
     def put(self, key: str, data: Buffer) -> None:
+        self._write(key, data, sync=True)
+
+    def put_part(self, key: str, data: Buffer) -> None:
+        self._write(key, data, sync=False)
+
+    def settle(self, prefix: str) -> None:
+        folder = self._path(prefix.rstrip("/"))
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    descriptor = os.open(entry.path, os.O_RDONLY)
+                    try:
+                        os.fsync(descriptor)
+                    finally:
+                        os.close(descriptor)
+            while folder.startswith(self._root):
+                sync_folder(Path(folder))
+                folder = os.path.dirname(folder)
+        except OSError as error:
+            raise self._named(error, prefix) from None
+
+    def _write(self, key: str, data: Buffer, *, sync: bool) -> None:
         path = self._path(key)
         folder = os.path.dirname(path)
         temporary = os.path.join(folder, _TEMPORARY + uuid.uuid4().hex)
@@ -67,11 +94,15 @@ class FolderTier:
                 view = memoryview(data).cast("B")
                 while view:
                     view = view[os.write(descriptor, view) :]
-                os.fsync(descriptor)
+                if sync:
+                    os.fsync(descriptor)
+                else:
+                    begin_writeback(descriptor)
             finally:
                 os.close(descriptor)
             os.replace(temporary, path)
-            _sync_folder(folder)
+            if sync:
+                sync_folder(Path(folder))
         except OSError as error:
             _forget(temporary)
             if isinstance(error, FileNotFoundError):  # another process pruned the folder just now
@@ -174,11 +205,3 @@ def _forget(path: str) -> None:
         os.unlink(path)
     except OSError:
         return
-
-
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from groundplane.platform.storage.cache import TRAILER_BYTES
+from groundplane.platform.storage.part_file import header_bytes
 from groundplane.platform.storage.spec import split_address
 
 if TYPE_CHECKING:
@@ -111,21 +111,22 @@ class Peers:
             "GET", f"/parts/{version}/{number}", headers={"authorization": f"Bearer {self._key}"}
         )
         answer = connection.getresponse()
-        if answer.status != 200 or answer.length != into.nbytes + TRAILER_BYTES:
-            if answer.length is None or answer.length > TRAILER_BYTES:
+        before = header_bytes(into.nbytes)
+        if answer.status != 200 or answer.length != into.nbytes + before:
+            if answer.length != 0:
                 self._hang_up(address)
             else:
                 answer.read()
             return False
+        header = answer.read(before)
         done = 0
         while done < into.nbytes:
             got = answer.readinto(into[done:])
             if got == 0:
                 raise http.client.IncompleteRead(b"", into.nbytes - done)
             done += got
-        trailer = answer.read()
         digest = xxhash.xxh3_128_digest(into)
-        if digest != trailer or (expected and digest.hex() != expected):
+        if digest != header[: len(digest)] or (expected and digest.hex() != expected):
             self.counts.num_damaged += 1
             return False
         return True

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from groundplane.platform.storage.cache import PartCache
+    from groundplane.platform.storage.part_file import PartFile
     from groundplane.platform.storage.peers import Peers
 
 NUM_READERS: Final = 8
@@ -100,6 +101,28 @@ class Fetcher:
         """Begins to fetch one part; see `fetch`."""
         return self._readers.submit(self.fetch, file, number, into)
 
+    def near(self, file: OpenedFile, number: int) -> PartFile | None:
+        """A part's file in this node's cache, or None; see `block`."""
+        expected = file.checksums[number] if file.checksums else ""
+        return self._caches["cache"].open(file.version, number, file.length(number), expected)
+
+    def block(self, file: OpenedFile, number: int, part: PartFile, block: int, into: memoryview) -> bool:
+        """Fills `into` with one block of a part from `near`; False where the disk failed or it is damaged."""
+        cache = self._caches["cache"]
+        try:
+            if part.read_block(block, into):
+                self.counts.bytes_from["cache"] += into.nbytes
+                return True
+        except OSError as error:
+            cache.failed(error)
+        else:
+            cache.damaged(file.version, number)
+        return False
+
+    def announce(self, file: OpenedFile, number: int) -> bool:
+        """Has the disk begin to read a part that this node's cache has; False where it has not."""
+        return self._caches["cache"].announce(file.version, number)
+
     def fetch(self, file: OpenedFile, number: int, into: memoryview | None = None) -> memoryview:
         """One part, checked, in `into` where that is given.
 
@@ -171,9 +194,8 @@ class Fetcher:
 
         def keep() -> None:
             try:
-                digest = xxhash.xxh3_128_digest(data)
                 for cache in wanted:
-                    cache.add(file.version, number, data, digest)
+                    cache.add(file.version, number, data)
             finally:
                 self._keeping.release()
 

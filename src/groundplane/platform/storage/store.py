@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 from groundplane.platform.storage.cache import PartCache
 from groundplane.platform.storage.errors import Absent, Pinned, StorageError
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from groundplane.platform.storage.spec import StoreSpec
-
-COPY_BYTES: Final = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -223,7 +221,7 @@ class Store:
         upload = self.create(name, local=local)
         try:
             with path.open("rb", buffering=0) as source:
-                buffer = memoryview(bytearray(COPY_BYTES))
+                buffer = memoryview(bytearray(PART_BYTES))
                 while got := source.readinto(buffer):
                     upload.write(buffer[:got])
         except OSError as error:

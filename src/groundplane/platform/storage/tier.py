@@ -42,6 +42,8 @@ class Tier(Protocol):
     """What a durable tier does. All methods may be called from several threads at once."""
 
     url: str
+    buffered: bool
+    """`put_part` is as quick as memory and does its slow part in `settle`: call it without a thread."""
 
     def get(self, key: str) -> Buffer:
         """All of one object."""
@@ -55,6 +57,12 @@ class Tier(Protocol):
 
     def put(self, key: str, data: Buffer) -> None:
         """Replaces one object; it is durable and wholly visible on return, and wholly invisible before."""
+
+    def put_part(self, key: str, data: Buffer) -> None:
+        """As `put`, but it need not be durable before `settle`, nor visible to others before that."""
+
+    def settle(self, prefix: str) -> None:
+        """Makes durable what `put_part` put below `prefix`."""
 
     def head(self, key: str) -> ObjectInfo:
         """What a listing would tell."""

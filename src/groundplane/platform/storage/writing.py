@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import xxhash
 
-from groundplane.platform.storage.cache import PartCache, read_part, write_part
+from groundplane.platform.storage.cache import PartCache
 from groundplane.platform.storage.errors import Absent, Damaged, StorageError, Unavailable
 from groundplane.platform.storage.manifest import (
     INLINE_BYTES,
@@ -38,6 +38,7 @@ from groundplane.platform.storage.manifest import (
     part_key,
     version_prefix,
 )
+from groundplane.platform.storage.part_file import PartFile, sync_part, write_part
 from groundplane.platform.storage.tier import Patience, Tier, retried
 from groundplane.platform.training.files import sync_folder, write_durable
 from groundplane.spec.errors import InvariantError
@@ -45,10 +46,11 @@ from groundplane.spec.errors import InvariantError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-NUM_WRITERS: Final = 4
+NUM_SENDERS: Final = 4
 """Parts of one process on their way at a time."""
-MAX_UNWRITTEN: Final = 4
-"""Parts that may wait in memory for the local disk, or for the tier where there is no local copy."""
+NUM_SYNCERS: Final = 2
+MAX_UNSENT: Final = 6
+"""Parts that may wait in memory for the tier, where there is no local copy."""
 _OUTGOING: Final = "outgoing"
 
 
@@ -73,9 +75,9 @@ class Sender:
         self.cache = cache
         self.patience = patience
         self.outgoing = cache.folder / _OUTGOING
-        self.writers = ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="store-write")
-        self.senders = ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="store-send")
-        self.finishers = ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="store-finish")
+        self.syncers = ThreadPoolExecutor(NUM_SYNCERS, thread_name_prefix="store-sync")
+        self.senders = ThreadPoolExecutor(NUM_SENDERS, thread_name_prefix="store-send")
+        self.finishers = ThreadPoolExecutor(NUM_SENDERS, thread_name_prefix="store-finish")
 
     def put(self, key: str, data: Buffer) -> None:
         """Puts one object, with patience.
@@ -84,6 +86,14 @@ class Sender:
             StorageError: the tier failed for good.
         """
         retried(lambda: self.tier.put(key, data), self.patience)
+
+    def put_part(self, key: str, data: Buffer) -> None:
+        """Puts one part, with patience.
+
+        Raises:
+            StorageError: the tier failed for good.
+        """
+        retried(lambda: self.tier.put_part(key, data), self.patience)
 
     def begin(self, name: str, version: str) -> None:
         """Marks that a version's parts are about to come."""
@@ -95,6 +105,9 @@ class Sender:
         Raises:
             Collected: the upload must begin anew under another version.
         """
+        if not manifest.inline:
+            prefix = version_prefix(manifest.name, manifest.version)
+            retried(lambda: self.tier.settle(prefix), self.patience)
         self.put(file_key(manifest.name), encode(manifest, content))
         if manifest.inline:
             return
@@ -110,7 +123,7 @@ class Sender:
 
     def close(self) -> None:
         """Ends the threads, after what they do now."""
-        for pool in (self.writers, self.senders, self.finishers):
+        for pool in (self.syncers, self.senders, self.finishers):
             pool.shutdown()
 
     def _withdraw(self, manifest: Manifest) -> None:
@@ -152,17 +165,19 @@ class Upload:
         self._allow = allow
         self._folder = sender.outgoing / version
         self._lock = _make_folder(self._folder) if local else None
-        self._pending = bytearray()
+        self._pending: memoryview | None = None
+        self._filled = 0
         self._checksums: list[str] = []
         self._size_bytes = 0
-        self._written: list[Future[bool]] = []
+        self._synced: list[Future[bool]] = []
+        self._unstaged = False
         self._sent: list[Future[None]] = []
         self._opened: Future[None] | None = None
-        self._room = threading.BoundedSemaphore(MAX_UNWRITTEN)
+        self._room = threading.BoundedSemaphore(MAX_UNSENT)
         self._ended = False
 
     def write(self, data: Buffer) -> int:
-        """Adds bytes; they are copied or written before it returns.
+        """Adds bytes; they are copied or written before it returns. Quickest in multiples of the part size.
 
         Raises:
             StorageError: a quota is reached, or the tier failed while there is no local copy.
@@ -170,17 +185,20 @@ class Upload:
         view = memoryview(data).cast("B")
         self._allow(view.nbytes)
         total = view.nbytes
-        if self._pending:
-            taken = min(self._part_bytes - len(self._pending), view.nbytes)
-            self._pending += view[:taken]
+        while view:
+            if not self._filled and view.nbytes >= self._part_bytes:
+                self._add_part(view[: self._part_bytes])
+                view = view[self._part_bytes :]
+                continue
+            if self._pending is None:
+                self._pending = memoryview(bytearray(self._part_bytes))
+            taken = min(self._part_bytes - self._filled, view.nbytes)
+            self._pending[self._filled : self._filled + taken] = view[:taken]
+            self._filled += taken
             view = view[taken:]
-            if len(self._pending) == self._part_bytes:
-                self._add_part(bytes(self._pending))
-                self._pending = bytearray()
-        while view.nbytes >= self._part_bytes:
-            self._add_part(bytes(view[: self._part_bytes]))
-            view = view[self._part_bytes :]
-        self._pending += view
+            if self._filled == self._part_bytes:
+                self._add_part(self._pending)
+                self._filled = 0
         return total
 
     def close(self) -> Future[None]:
@@ -192,14 +210,14 @@ class Upload:
             StorageError: it could not be made durable, and no local copy is left to try again from.
         """
         self._end()
-        size_bytes = self._size_bytes + len(self._pending)
+        left = memoryview(b"") if self._pending is None else self._pending[: self._filled]
+        size_bytes = self._size_bytes + left.nbytes
         inline = size_bytes <= INLINE_BYTES and not self._checksums
-        content = bytes(self._pending) if inline else b""
-        if self._pending:
-            if inline:
-                self._checksums.append(xxhash.xxh3_128_hexdigest(content))
-            else:
-                self._add_part(bytes(self._pending))
+        content = bytes(left) if inline else b""
+        if inline and content:
+            self._checksums.append(xxhash.xxh3_128_hexdigest(content))
+        elif left:
+            self._add_part(left)
         manifest = make_manifest(
             self.name,
             self.version,
@@ -209,8 +227,9 @@ class Upload:
             inline=inline,
             checksums=self._checksums,
         )
-        staged = [future.result() for future in self._written]
-        safe = self._lock is not None and all(staged) and _seal(self._folder, manifest, content)
+        staged = [future.result() for future in self._synced]
+        whole = self._lock is not None and not self._unstaged and all(staged)
+        safe = whole and _seal(self._folder, manifest, content)
         sending = self._sender.finishers.submit(self._finish, manifest, content)
         if not safe:
             sending.result()
@@ -220,7 +239,7 @@ class Upload:
         """Drops the file; nothing of it was ever visible."""
         if not self._ended:
             self._end()
-            begun: list[Future[Any]] = [*self._written, *self._sent]
+            begun: list[Future[Any]] = [*self._synced, *self._sent]
             for one in begun:
                 if not one.cancel():
                     one.exception()
@@ -234,51 +253,61 @@ class Upload:
             raise InvariantError(f"{self.name}: an upload was ended twice")
         self._ended = True
 
-    def _add_part(self, data: bytes) -> None:
+    def _add_part(self, data: memoryview) -> None:
+        """Puts one part on its way; `data` is the caller's again when this returns."""
         number = len(self._checksums)
-        digest = xxhash.xxh3_128_digest(data)
-        self._checksums.append(digest.hex())
-        self._size_bytes += len(data)
         if self._opened is None:
             self._opened = self._sender.senders.submit(self._sender.begin, self.name, self.version)
-        self._raise_early()
-        self._room.acquire()
-        self._written.append(self._sender.writers.submit(self._store, number, data, digest))
+        digest = self._stage(number, data)
+        if digest is None:
+            digest = xxhash.xxh3_128_digest(data)
+            self._send_unstaged(number, data)
+        self._checksums.append(digest.hex())
+        self._size_bytes += data.nbytes
 
-    def _store(self, number: int, data: bytes, digest: bytes) -> bool:
-        """Writes a part to the local disk and queues its sending; sends it itself where the disk fails."""
-        try:
-            if self._lock is not None:
-                try:
-                    write_part(self._folder / f"{number:06d}", memoryview(data), digest, sync=True)
-                except OSError:
-                    with suppress(OSError):
-                        (self._folder / f"{number:06d}").unlink()
-                else:
-                    self._sent.append(self._sender.senders.submit(self._send, number, None))
-                    return True
-            done: Future[None] = Future()
-            self._sent.append(done)
-            try:
-                self._send(number, data)
-            except StorageError as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-            return False
-        finally:
-            self._room.release()
-
-    def _send(self, number: int, data: bytes | None) -> None:
-        content = data if data is not None else _staged_part(self._folder, number)
-        self._sender.put(part_key(self.name, self.version, number), content)
-
-    def _raise_early(self) -> None:
-        """A tier that refuses is told while writing, not only at the end, where no local copy can wait."""
+    def _stage(self, number: int, data: memoryview) -> bytes | None:
+        """Writes a part to the local disk and queues its sending; None where the disk does not take it."""
         if self._lock is None:
-            for future in self._sent:
-                if future.done():
-                    future.result()
+            return None
+        path = self._folder / f"{number:06d}"
+        try:
+            digest = write_part(path, data)
+        except OSError:
+            self._unstaged = True
+            with suppress(OSError):
+                path.unlink()
+            return None
+        self._synced.append(self._sender.syncers.submit(_synced, path))
+        self._sent.append(self._sender.senders.submit(self._send_staged, number))
+        return digest
+
+    def _send_unstaged(self, number: int, data: memoryview) -> None:
+        """Sends a part from memory.
+
+        Raises:
+            StorageError: an earlier part failed for good: nothing can be tried again from here.
+        """
+        self._unstaged = True
+        key = part_key(self.name, self.version, number)
+        if self._sender.tier.buffered:
+            self._sender.put_part(key, data)
+            return
+        for future in self._sent:
+            if future.done():
+                future.result()
+        self._room.acquire()
+        copied = bytes(data)
+
+        def send() -> None:
+            try:
+                self._sender.put_part(key, copied)
+            finally:
+                self._room.release()
+
+        self._sent.append(self._sender.senders.submit(send))
+
+    def _send_staged(self, number: int) -> None:
+        self._sender.put_part(part_key(self.name, self.version, number), _staged_part(self._folder, number))
 
     def _finish(self, manifest: Manifest, content: bytes) -> None:
         """Waits for the parts, publishes, and hands the local copy to the cache."""
@@ -377,8 +406,18 @@ def _send_missing(sender: Sender, folder: Path, manifest: Manifest) -> None:
     for number in range(manifest.num_parts):
         key = part_key(manifest.name, manifest.version, number)
         content = _staged_part(folder, number)
-        if there.get(key) != memoryview(content).nbytes:
-            sender.put(key, content)
+        # A buffered tier may show a part whose bytes a loss of power took.
+        if sender.tier.buffered or there.get(key) != memoryview(content).nbytes:
+            sender.put_part(key, content)
+
+
+def _synced(path: Path) -> bool:
+    """Forces a part to the local disk; False where the disk fails."""
+    try:
+        sync_part(path)
+    except OSError:
+        return False
+    return True
 
 
 def _settle(folder: Path, manifest: Manifest, cache: PartCache) -> None:
@@ -448,9 +487,12 @@ def _staged_part(folder: Path, number: int) -> Buffer:
         Damaged: it is not what was written.
     """
     try:
-        content = read_part(folder / f"{number:06d}")
+        with PartFile(folder / f"{number:06d}") as part:
+            content = memoryview(bytearray(part.length))
+            if part.read(content):
+                return content
     except OSError as error:
         raise Damaged(f"{folder.name}: part {number} cannot be read back: {error.strerror}") from None
-    if content is None:
-        raise Damaged(f"{folder.name}: part {number} is damaged on the local disk")
-    return content
+    except ValueError:
+        pass
+    raise Damaged(f"{folder.name}: part {number} is damaged on the local disk")
