@@ -16,6 +16,7 @@ from groundplane import __version__
 from groundplane.control import events as ev
 from groundplane.control.actions import AnyAction, DrainWork, RankPlacement, SetTimer, StartWork, StopWork
 from groundplane.control.context import Context, lifecycle_of
+from groundplane.control.elastic import RESIZED, ranks_to_grow_to
 from groundplane.control.health import Health
 from groundplane.control.jobs import STALLED, Jobs
 from groundplane.control.nodes import Nodes
@@ -256,6 +257,10 @@ class ControlCore:
         self._context.victims.work_changed(work)
         if work.work_id in self.state.yielding:
             self._preemption.stop(work)
+        elif not len(self.queue) and self.state.jobs[work.owner_id].larger_ranks:
+            num_ranks = ranks_to_grow_to(self.state, self.shares, self.pools, work)
+            if num_ranks:
+                self._jobs.evict(work, f"{RESIZED} to {num_ranks} ranks")
         self._recovery.may_stop(work)
 
     def _work_gone(self, event: ev.WorkGone) -> None:

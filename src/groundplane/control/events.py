@@ -7,6 +7,7 @@ derived (`JOB.a1`, `SERVICE.r1`) and never used twice.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct, field
@@ -218,7 +219,10 @@ class HealthSet(Event, frozen=True):
 
 
 class JobSubmitted(Event, frozen=True):
-    """A job enters the queue. `predicted_run_ns` is 0 where nothing was predicted."""
+    """A job enters the queue. `predicted_run_ns` is 0 where nothing was predicted.
+
+    `larger_ranks` are numbers of ranks beyond those of `gang` that it can run with too, ascending.
+    """
 
     job_id: str
     name: str
@@ -230,10 +234,16 @@ class JobSubmitted(Event, frozen=True):
     time_limit_ns: int = 0
     predicted_run_ns: int = 0
     is_preemptible: bool = True
+    larger_ranks: tuple[int, ...] = ()
     stops_at_checkpoint: bool = False
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "stop_grace_ns", "time_limit_ns", "predicted_run_ns")
+        sizes = (self.gang.num_ranks, *self.larger_ranks)
+        if any(after <= before for before, after in pairwise(sizes)):
+            raise InputError("must ascend from the gang's", field="larger_ranks", value=self.larger_ranks)
+        if self.larger_ranks and self.gang.part is not None:
+            raise InputError("must be empty for a part of a device", field="larger_ranks")
 
 
 class JobCancelRequested(Event, frozen=True):

@@ -9,6 +9,7 @@ from typing import Literal
 
 from groundplane.control.actions import PREEMPTED, JobEnded, RankPlacement, StartWork
 from groundplane.control.context import Context
+from groundplane.control.elastic import gang_with
 from groundplane.control.events import JobCancelRequested, JobSubmitted, RestartPolicy, WorkGone
 from groundplane.control.lifecycle.job import JOB
 from groundplane.control.state import Job, Timer, Work
@@ -49,6 +50,7 @@ class Jobs:
             predicted_run_ns=event.predicted_run_ns,
             submitted_ns=state.now_ns,
             is_preemptible=event.is_preemptible,
+            larger_ranks=event.larger_ranks,
             stops_at_checkpoint=event.stops_at_checkpoint,
         )
         state.next_sequence += 1
@@ -74,7 +76,7 @@ class Jobs:
             owner_id=job.job_id,
             number=job.num_attempts,
             state="starting",
-            gang=job.gang,
+            gang=gang_with(job.gang, len(placement)),
             queue=job.queue,
         )
         context.remove_job(job)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from groundplane.control.actions import PREEMPTED
 from groundplane.control.context import Context, yield_timer
+from groundplane.control.elastic import is_enlarged
 from groundplane.control.events import Gang, PreemptionRules
 from groundplane.control.lifecycle.job import JOB
 from groundplane.control.queue import Entry
@@ -59,7 +60,8 @@ class Preemption:
         job = state.jobs[work.owner_id]
         for_id = state.yielding.get(work.work_id, state.head_id)
         job.state = JOB.after(job.state, "stop")
-        job.num_preemptions += 1
+        if not is_enlarged(job, work):
+            job.num_preemptions += 1
         self._context.request_stop(
             work, intent=PREEMPTED, reason=f"{PREEMPTED} for {for_id}", grace_ns=job.stop_grace_ns
         )

@@ -23,7 +23,9 @@ from collections.abc import Callable, Mapping
 
 from groundplane.control.actions import RankPlacement
 from groundplane.control.context import Context
+from groundplane.control.elastic import larger_gangs
 from groundplane.control.events import Gang
+from groundplane.control.placement import Pools
 from groundplane.control.preemption import Preemption
 from groundplane.control.queue import Entry, Line, entry_of_job, entry_of_replica
 from groundplane.control.state import HeadPlan
@@ -160,7 +162,7 @@ class Scheduler:
     def _starts_or_blocks(self, entry: Entry, gang: Gang, before: HeadPlan | None) -> bool:
         """Starts the entry, or makes it the head; False if it could not even run if all jobs were over."""
         context = self._context
-        placement = context.pools.place(gang, self._end_ns(entry, gang))
+        placement = self._place(context.pools, entry, gang)
         if placement is not None:
             self._start(entry, placement)
             return True
@@ -215,7 +217,7 @@ class Scheduler:
                 turns.skip_queue(leaf)
                 continue
             window_ns = self._window_ns(self._made_plan())
-            placement = None if gang in full_beside else context.beside.place(gang, self._end_ns(entry, gang))
+            placement = None if gang in full_beside else self._place(context.beside, entry, gang)
             if placement is None:
                 full_beside[gang] = None
                 short = line.first_within(window_ns)
@@ -224,7 +226,7 @@ class Scheduler:
                 if short != entry:
                     turns.go_on(turn, short)
                     continue
-                placement = context.pools.place(gang, self._end_ns(entry, gang))
+                placement = self._place(context.pools, entry, gang)
                 if placement is None:
                     continue
             if line is not context.queue.lines[leaf].get(gang):
@@ -234,6 +236,23 @@ class Scheduler:
             following = line.first_within(window_ns) if gang in full_beside else next(iter(line), None)
             if following is not None:
                 turns.go_on(turn, following)
+
+    def _place(self, pools: Pools, entry: Entry, gang: Gang) -> tuple[RankPlacement, ...] | None:
+        """Devices for the entry; more than it needs if it can use them and nothing else waits."""
+        context = self._context
+        if not entry.number and len(context.queue) == 1:
+            job = context.state.jobs[entry.owner_id]
+            for larger in larger_gangs(job):
+                if context.shares.limit_reached(context.shares.leaf_of(job.queue), larger) is None:
+                    placement = pools.place(larger, self._end_ns(entry, larger))
+                    if placement is not None:
+                        return placement
+        end_ns = self._end_ns(entry, gang)
+        plan = context.state.head_plan
+        if pools is context.pools and plan is not None and plan.owner_id != entry.waiting_id:
+            # Who goes before the head, or ends before it, leaves its plan alone where there is a choice.
+            return context.beside.place(gang, end_ns) or pools.place(gang, end_ns)
+        return pools.place(gang, end_ns)
 
     def _end_ns(self, entry: Entry, gang: Gang) -> int:
         """When it would be expected to end; -1 where that does not decide about its place."""

@@ -157,6 +157,7 @@ class Job(Struct, forbid_unknown_fields=True, gc=False):
     predicted_run_ns: int
     submitted_ns: int
     is_preemptible: bool = True
+    larger_ranks: tuple[int, ...] = ()
     stops_at_checkpoint: bool = False
     num_preemptions: int = 0
     state: str = "queued"

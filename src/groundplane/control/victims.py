@@ -1,12 +1,12 @@
 """Which running attempts would have to go for a gang to be placed, and lose least by it.
 
-Candidates are attempts of jobs that may be preempted, in this order: the lowest priority first, then those
-that hold not many more devices than the gang needs, then those with the least time since their last
-checkpoint. For
-each shape of rank that was asked about, a timetable (`plan.py`) keeps in that order at which nodes the next
-rank would have room if all candidates up to there were gone. A search walks along it and leaves out whom the
-rules protect, so what it finds places the gang for certain: it is never a number of devices, always ranks on
-named nodes. Derived state; decides nothing.
+Candidates are attempts of jobs that may be preempted. First come those that are larger than they need, of
+which only the ranks beyond their smallest gang count; then the lowest priority, then those that hold not many
+more devices than the gang needs, then those with the least time since their last checkpoint. For each shape
+of rank that was asked about, a timetable (`plan.py`) keeps in that order at which nodes the next rank would
+have room if all candidates up to there were gone. A search walks along it and leaves out whom the rules
+protect, so what it finds places the gang for certain: it is never a number of devices, always ranks on named
+nodes. Derived state; decides nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+from groundplane.control.elastic import is_enlarged
 from groundplane.control.events import Gang, PreemptionRules
 from groundplane.control.ledger import ranks_by_node
 from groundplane.control.placement import Pool, Pools, num_slots
@@ -29,6 +30,7 @@ _RISK_BITS = 72
 _SIZE_BITS = 8
 _NO_RISK_NS = 1 << 70
 _LEAST_PRIORITY = 1 << 40
+_ENLARGED = 1
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Victims:
         self._shares = shares
         self._timetables: dict[tuple[str, int, int, int], Timetable] = {}
         self._num_of_priority: dict[int, int] = {}
+        self._num_enlarged = 0
         for work in state.works.values():
             if work.placement:
                 self.add(work)
@@ -82,7 +85,9 @@ class Victims:
         self._count(work, -1)
 
     def may_find(self, claim: Claim) -> bool:
-        """Whether there can be victims at all: somebody of lower priority, or a guarantee not used up."""
+        """Whether there can be victims at all: larger than needed, of lower priority, or by a guarantee."""
+        if self._num_enlarged:
+            return True
         path = self._shares.path(claim.leaf)
         if claim.rules.reclaims and any(
             -self._shares.num_borrowed(name) >= claim.num_devices for name in path
@@ -124,7 +129,9 @@ class Victims:
     def _count(self, work: Work, sign: int) -> None:
         if work.kind == "replica":
             return
-        priority = self._state.jobs[work.owner_id].priority
+        job = self._state.jobs[work.owner_id]
+        self._num_enlarged += sign * is_enlarged(job, work)
+        priority = job.priority
         num = self._num_of_priority.get(priority, 0) + sign
         if num:
             self._num_of_priority[priority] = num
@@ -160,7 +167,13 @@ def candidates_on(state: CoreState, node: Node, size: int) -> list[Candidate]:
         key = _key(state, work, size)
         if key >= 0:
             ranks = len(devices) // work.gang.devices_per_rank
-            found.append((key, work_id, len(devices), ranks * work.gang.memory_bytes_per_rank))
+            if key > 0 and is_enlarged(job := state.jobs[work.owner_id], work):
+                extra = work.placement[job.gang.num_ranks :]
+                ranks = sum(rank.node_id == node.node_id for rank in extra)
+                if ranks == 0:
+                    continue
+            num_devices = ranks * work.gang.devices_per_rank
+            found.append((key, work_id, num_devices, ranks * work.gang.memory_bytes_per_rank))
     found.sort()
     return found
 
@@ -181,7 +194,7 @@ def _key(state: CoreState, work: Work, size: int) -> int:
     held = work.gang.num_ranks * work.gang.devices_per_rank
     excess = max(0, held.bit_length() // _SIZE_STEP - size)
     since_ns = work.mode_since_ns - work.at_risk_ns if work.is_busy else _NO_RISK_NS
-    priority = max(1, job.priority + _LEAST_PRIORITY)
+    priority = _ENLARGED if is_enlarged(job, work) else max(_ENLARGED + 1, job.priority + _LEAST_PRIORITY)
     return (((priority << _SIZE_BITS) + excess) << _RISK_BITS) + _NO_RISK_NS - since_ns
 
 
@@ -253,10 +266,10 @@ class _Search:
             self._is_guaranteed(level) for level in range(1, len(self._path) + 1)
         ):
             return 1 << (2 * _RISK_BITS)
-        if claim.rules.priority_gap == 0:
-            return 1
-        priority = claim.priority - claim.rules.priority_gap + 1
-        return max(1, priority + _LEAST_PRIORITY) << (_SIZE_BITS + _RISK_BITS)
+        priority = _ENLARGED + 1
+        if claim.rules.priority_gap:
+            priority = max(priority, claim.priority - claim.rules.priority_gap + 1 + _LEAST_PRIORITY)
+        return priority << (_SIZE_BITS + _RISK_BITS)
 
     def _reach(self, position: int) -> None:
         node = self._pool.nodes[position]
@@ -329,7 +342,11 @@ class _Search:
         """Whether the rules give the head a right to this victim, beside those that it takes already."""
         claim, rules, state = self._claim, self._claim.rules, self._state
         job = state.jobs[work.owner_id]
-        if state.now_ns - work.leased_ns < rules.min_run_ns or job.num_preemptions >= rules.max_preemptions:
+        if state.now_ns - work.leased_ns < rules.min_run_ns:
+            return False
+        if is_enlarged(job, work):
+            return True
+        if job.num_preemptions >= rules.max_preemptions:
             return False
         outranks = 0 < rules.priority_gap <= claim.priority - job.priority
         theirs = self._shares.path(self._shares.leaf_of(work.queue))

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from groundplane.control.actions import PREEMPTED, AnyAction, JobEnded, StartWork, StopWork
 from groundplane.control.core import ControlCore
+from groundplane.control.elastic import RESIZED
 from groundplane.control.events import (
     AnyEvent,
     CheckpointCommitted,
@@ -63,6 +66,7 @@ class _Node:
 class _Job:
     gang: Gang
     restart: RestartPolicy
+    larger_ranks: tuple[int, ...] = ()
     num_starts: int = 0
     num_interruptions: int = 0
     not_before_ns: int = 0
@@ -118,7 +122,7 @@ class Checker:
                 self._note_end(action)
             elif isinstance(action, StopWork):
                 self._works[action.work_id].is_stopping = True
-                self._works[action.work_id].is_preempted = action.reason.startswith(PREEMPTED)
+                self._works[action.work_id].is_preempted = action.reason.startswith((PREEMPTED, RESIZED))
         self._compare(now_ns, core)
 
     def _unleased(self) -> list[tuple[Place, bool]]:
@@ -172,7 +176,7 @@ class Checker:
                 self._rules = {rule.queue_id: rule for rule in event.queues}
             case JobSubmitted():
                 self._queue_of.setdefault(event.job_id, event.queue)
-                self._jobs.setdefault(event.job_id, _Job(event.gang, event.restart))
+                self._jobs.setdefault(event.job_id, _Job(event.gang, event.restart, event.larger_ranks))
             case ServiceDeployed():
                 self._replica_gangs.setdefault((event.service_id, event.generation), event.gang)
             case (
@@ -304,6 +308,8 @@ class Checker:
             raise ViolationError(f"{action.work_id} exceeds the budget of {job.restart.budget} restarts")
         if now_ns < job.not_before_ns:
             raise ViolationError(f"{action.work_id} starts before its back-off is over")
+        if len(action.placement) in job.larger_ranks:
+            return structs.replace(job.gang, num_ranks=len(action.placement))
         return job.gang
 
     def _note_end(self, action: JobEnded) -> None:

@@ -125,6 +125,8 @@ class RoughWorld:
                 stop_grace_ns=pick.choice([0, 2 * S]),
                 time_limit_ns=pick.choice([0, 0, 0, 20 * S]),
                 predicted_run_ns=pick.choice([0, 5 * S, 20 * S]),
+                is_preemptible=pick.random() < 0.9,
+                larger_ranks=self._larger_ranks(gang),
             )
             at_ns = pick.randrange(busy_ns)
             self._tell(job, at_ns)
@@ -193,6 +195,13 @@ class RoughWorld:
         ranks = pick.randint(1, sum(size // per_rank for size in sizes))
         self._largest_gang = max(self._largest_gang, ranks * per_rank)
         return Gang(ranks, per_rank, 16 * per_rank if pick.random() < 0.8 else 1)
+
+    def _larger_ranks(self, gang: Gang) -> tuple[int, ...]:
+        """Now and then a job can run with more ranks than it needs."""
+        pick = self.random
+        if gang.part is not None or pick.random() < 0.7:
+            return ()
+        return tuple(sorted({gang.num_ranks + pick.randint(1, 4) for _ in range(pick.randint(1, 3))}))
 
     def _script(self, action: StartWork) -> Script:
         pick = self.random
