@@ -49,6 +49,7 @@ class Replica:
         self.prefilling: list[Work] = []
         self.decoding: list[Work] = []
         self.transferring: dict[Work, int] = {}
+        self.arrived: list[Work] = []
         self.holding: dict[int, Work] = {}
         self.cache = Cache(pool.cache, unit_blocks)
         self.swapped_blocks = 0
@@ -76,7 +77,7 @@ class Replica:
     @property
     def num_running(self) -> int:
         """Sequences in its batch, those whose caches are on their way included."""
-        return len(self.prefilling) + len(self.decoding) + len(self.transferring)
+        return len(self.prefilling) + len(self.decoding) + len(self.transferring) + len(self.arrived)
 
     @property
     def num_requests(self) -> int:
@@ -92,7 +93,8 @@ class Replica:
     def held_tokens(self) -> int:
         """Tokens in the caches of decoding sequences, and of those that come to decode here."""
         here = sum(work.computed for work in self.decoding)
-        return here + sum(work.expected_tokens for work in (*self.waiting, *self.transferring))
+        coming = (*self.waiting, *self.transferring, *self.arrived)
+        return here + sum(work.expected_tokens for work in coming)
 
     def expected_hits(self, work: Work) -> int:
         """Tokens that the prefix cache of the chip holds of a prompt."""
@@ -109,6 +111,10 @@ class Replica:
     def start(self, now_ns: int) -> None:
         """Begins an iteration if there is something to compute."""
         self.touch(now_ns)
+        for work in self.arrived:
+            work.expected_tokens = 0
+            self.decoding.append(work)
+        self.arrived = []
         self.pieces = []
         self._loads_ns = self._swaps_ns = 0
         if self.pool.scheduler.kind == "sglang":
@@ -400,8 +406,7 @@ class Replica:
         del self.transferring[work]
         brought = work.private_blocks
         self._enter_units(work, work.computed)
-        work.expected_tokens = 0
-        self.decoding.append(work)
+        self.arrived.append(work)
         return brought
 
     def log(
@@ -415,10 +420,9 @@ class Replica:
         self.touch(now_ns)
         if self.iterating:
             self.busy_ns += now_ns - self.iteration_start_ns
-        here = sorted(
-            (*self.waiting, *self.prefilling, *self.decoding, *self.transferring), key=lambda work: work.index
-        )
-        self.waiting, self.prefilling, self.decoding, self.transferring = [], [], [], {}
+        batch = (*self.prefilling, *self.decoding, *self.transferring, *self.arrived)
+        here = sorted((*self.waiting, *batch), key=lambda work: work.index)
+        self.waiting, self.prefilling, self.decoding, self.arrived, self.transferring = [], [], [], [], {}
         evicted = self.cache.evicted_blocks
         self.cache = Cache(self.pool.cache, self.unit_blocks)
         self.cache.evicted_blocks = evicted

@@ -1,0 +1,139 @@
+"""What happens when, compiled: the loop of `reference.service.Service.run`.
+
+Replicas that serve whole requests meet only at the gateway, so each runs ahead by itself to the next time at
+which something comes from outside. With prompts and outputs on different replicas all go in step.
+"""
+
+# mypy: disable-error-code="no-any-return"
+# (numpy types an element as Any)
+
+from __future__ import annotations
+
+from groundplane.sim.serving.fast import columns as c
+from groundplane.sim.serving.fast.batch import finish_iteration, jump, start
+from groundplane.sim.serving.fast.cache import idle_blocks, used_blocks
+from groundplane.sim.serving.fast.compiled import called_from_python, compiled
+from groundplane.sim.serving.fast.fleet import (
+    book_time,
+    change,
+    finish_transfers,
+    lose,
+    scale,
+    stop_if_drained,
+)
+from groundplane.sim.serving.fast.gateway import route
+from groundplane.sim.serving.fast.members import num_running
+from groundplane.sim.serving.fast.state import State
+from groundplane.sim.serving.reference.replica import DRAINING, READY
+
+DONE, LOG_FULL, STUCK = range(3)
+
+
+@called_from_python
+def advance(s: State) -> int:
+    """Goes on until every request has ended, the log is full, or nothing more will happen."""
+    num_works = len(s.works)
+    while s.world[c.NUM_DONE] < num_works:
+        next_ns = _next_outside(s)
+        if s.world[c.COUPLED]:
+            for r in range(len(s.replicas)):
+                if s.replicas[r, c.ITERATING]:
+                    next_ns = min(next_ns, s.replicas[r, c.END])
+        else:
+            for r in range(len(s.replicas)):
+                if s.replicas[r, c.ITERATING] and s.replicas[r, c.END] < next_ns:
+                    _run_to(s, r, next_ns)
+        if _log_full(s):
+            return LOG_FULL
+        if s.world[c.NUM_DONE] == num_works:
+            break
+        if next_ns == c.FOREVER:
+            return STUCK
+        s.world[c.NOW] = next_ns
+        _at(s, next_ns)
+        for r in range(len(s.replicas)):
+            if not s.replicas[r, c.ITERATING] and s.replicas[r, c.STATUS] in (READY, DRAINING):
+                start(s, r, next_ns)
+                stop_if_drained(s, r, next_ns)
+    for r in range(len(s.replicas)):
+        book_time(s, r, s.world[c.NOW])
+    return DONE
+
+
+@compiled
+def _log_full(s: State) -> bool:
+    return s.world[c.LOGGING] and s.world[c.NUM_LOGGED] > len(s.log) - s.world[c.LOG_MARGIN]
+
+
+@compiled
+def _run_to(s: State, r: int, horizon_ns: int) -> None:
+    """Ends and begins iterations of one replica that end before a time."""
+    while s.replicas[r, c.ITERATING] and not _log_full(s):
+        if s.replicas[r, c.CAN_JUMP]:
+            jump(s, r, horizon_ns)
+        end_ns = s.replicas[r, c.END]
+        if end_ns >= horizon_ns:
+            return
+        finish_iteration(s, r, end_ns)
+        start(s, r, end_ns)
+        stop_if_drained(s, r, end_ns)
+
+
+@compiled
+def _next_outside(s: State) -> int:
+    """The next time at which something comes that is no end of an iteration; `FOREVER` if nothing does."""
+    next_ns = c.FOREVER
+    for r in range(len(s.replicas)):
+        if s.replicas[r, c.CHANGE] >= 0:
+            next_ns = min(next_ns, s.replicas[r, c.CHANGE])
+        for place in range(s.replicas[r, c.NUM_TRANSFER]):
+            next_ns = min(next_ns, s.lists[r, c.LIST_TRANSFER_END, place])
+    if s.world[c.NEXT_FAILURE] < len(s.failures):
+        next_ns = min(next_ns, s.failures[s.world[c.NEXT_FAILURE], 0])
+    for tick in s.ticks:
+        next_ns = min(next_ns, tick)
+    if s.world[c.NEXT_ARRIVAL] < len(s.arrival):
+        next_ns = min(next_ns, s.arrival[s.world[c.NEXT_ARRIVAL]])
+    if s.world[c.NUM_SAMPLES] < s.world[c.MAX_SAMPLES]:
+        next_ns = min(next_ns, s.world[c.NEXT_SAMPLE])
+    return next_ns
+
+
+@compiled
+def _at(s: State, now_ns: int) -> None:
+    """All that happens at one time, in the order that the package states."""
+    for r in range(len(s.replicas)):
+        if s.replicas[r, c.ITERATING] and s.replicas[r, c.END] == now_ns:
+            finish_iteration(s, r, now_ns)
+    for r in range(len(s.replicas)):
+        if s.replicas[r, c.NUM_TRANSFER] > 0:
+            finish_transfers(s, r, now_ns)
+    while s.world[c.NEXT_FAILURE] < len(s.failures) and s.failures[s.world[c.NEXT_FAILURE], 0] == now_ns:
+        place = s.world[c.NEXT_FAILURE]
+        s.world[c.NEXT_FAILURE] += 1
+        lose(s, s.failures[place, 1], s.failures[place, 2], now_ns)
+    for r in range(len(s.replicas)):
+        while s.replicas[r, c.CHANGE] == now_ns:
+            change(s, r, now_ns)
+    for pool in range(len(s.ticks)):
+        if s.ticks[pool] == now_ns:
+            scale(s, pool, now_ns)
+    while s.world[c.NEXT_ARRIVAL] < len(s.arrival) and s.arrival[s.world[c.NEXT_ARRIVAL]] == now_ns:
+        work = s.world[c.NEXT_ARRIVAL]
+        s.world[c.NEXT_ARRIVAL] += 1
+        route(s, work, True, now_ns)
+    if s.world[c.NEXT_SAMPLE] == now_ns and s.world[c.NUM_SAMPLES] < s.world[c.MAX_SAMPLES]:
+        _sample(s, now_ns)
+
+
+@compiled
+def _sample(s: State, now_ns: int) -> None:
+    place = s.world[c.NUM_SAMPLES]
+    s.sample_times[place] = now_ns
+    for r in range(len(s.replicas)):
+        s.samples[place, r, 0] = used_blocks(s, r)
+        s.samples[place, r, 1] = idle_blocks(s, r)
+        s.samples[place, r, 2] = num_running(s, r)
+        s.samples[place, r, 3] = s.lines[r, c.LENGTH]
+    s.world[c.NUM_SAMPLES] += 1
+    s.world[c.NEXT_SAMPLE] += s.world[c.SAMPLE_NS]

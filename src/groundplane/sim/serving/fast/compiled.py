@@ -1,0 +1,48 @@
+"""The compiler, and a cache of what it made that is never stale.
+
+numba's cache looks at the file of a function alone, not at those of the functions it calls or the constants
+it uses; so all is thrown away when any of the files that are compiled has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from numba import njit
+
+from groundplane.control import autoscale, routing
+
+_STAMP: Final = "compiled.digest"
+
+compiled = njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+called_from_python = njit(cache=True, error_model="numpy")
+"""Compiles a function when it is first called. Integers divide as in Python; indices are not checked."""
+
+
+def discard_stale() -> None:
+    """Empties numba's cache if sources have changed since it was written; to be called before compiling."""
+    here = Path(__file__).parent
+    others = [Path(str(module.__file__)) for module in (autoscale, routing)]
+    shared = [here.parent / name for name in ("iteration.py", "outcome.py", "prepare.py")]
+    digest = hashlib.sha256(
+        b"".join(path.read_bytes() for path in (*sorted(here.glob("*.py")), *shared, *others))
+    )
+    folders = {path.parent / "__pycache__" for path in (here / "compiled.py", *others)}
+    stamp = here / "__pycache__" / _STAMP
+    try:
+        if stamp.is_file() and stamp.read_text() == digest.hexdigest():
+            return
+        for folder in folders:
+            for pattern in ("*.nbi", "*.nbc"):
+                for old in folder.glob(pattern):
+                    old.unlink(missing_ok=True)
+        stamp.parent.mkdir(exist_ok=True)
+        stamp.write_text(digest.hexdigest())
+    except OSError:
+        # A folder that cannot be written has no cache of ours that could be stale.
+        return
+
+
+discard_stale()

@@ -1,0 +1,78 @@
+"""Runs the compiled simulator and gathers what came of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from groundplane.sim.serving.fast import clock
+from groundplane.sim.serving.fast import columns as c
+from groundplane.sim.serving.fast.state import State, make_state
+from groundplane.sim.serving.outcome import EventLog, IntArray, Outcome, ReplicaTotals, Samples
+from groundplane.sim.serving.prepare import Prepared
+from groundplane.spec.errors import InvariantError
+
+
+def run(prepared: Prepared, *, log: bool) -> Outcome:
+    """Simulates.
+
+    Raises:
+        InvariantError: requests wait for what never comes.
+    """
+    state = make_state(prepared, log=log)
+    parts: list[IntArray] = []
+    while (code := clock.advance(state)) == clock.LOG_FULL:
+        parts.append(_take_log(state))
+    if code == clock.STUCK:
+        waiting = len(prepared.requests) - int(state.world[c.NUM_DONE])
+        raise InvariantError(f"{waiting} requests wait for ever")
+    parts.append(_take_log(state))
+    works = state.works
+
+    def of(column: int) -> IntArray:
+        return np.ascontiguousarray(works[:, column])
+
+    count = int(state.world[c.NUM_SAMPLES])
+    samples = state.samples[:count]
+    return Outcome(
+        state=of(c.STATE),
+        admitted_ns=of(c.ADMITTED),
+        first_token_ns=of(c.FIRST_TOKEN),
+        finish_ns=of(c.FINISHED),
+        max_gap_ns=of(c.MAX_GAP),
+        replica=of(c.REPLICA),
+        prefill_replica=of(c.PREFILL_REPLICA),
+        hit_tokens=of(c.HIT_TOKENS),
+        tier_hit_tokens=of(c.TIER_HIT_TOKENS),
+        output_tokens=of(c.GENERATED),
+        preemptions=of(c.PREEMPTIONS),
+        moves=of(c.MOVES),
+        transfer_ns=of(c.TRANSFER),
+        gap_counts=state.gap_counts,
+        replicas=_totals(state),
+        samples=Samples(
+            state.sample_times[:count].copy(), *(np.ascontiguousarray(samples[:, :, k]) for k in range(4))
+        ),
+        end_ns=int(state.world[c.NOW]),
+        log=_event_log(parts) if log else None,
+    )
+
+
+def _totals(state: State) -> ReplicaTotals:
+    columns = (
+        c.POOL, c.BUSY_NS, c.READY_NS, c.UP_NS, c.ITERATIONS, c.DECODE_TOKENS, c.PROMPT_TOKENS, c.KV_BLOCK_NS,
+        c.KV_PEAK, c.NUM_PREEMPTED, c.EVICTED_BLOCKS, c.TRANSFER_NS, c.STARTS,
+    )  # fmt: skip
+    return ReplicaTotals(*(np.ascontiguousarray(state.replicas[:, column]) for column in columns))
+
+
+def _take_log(state: State) -> IntArray:
+    count = int(state.world[c.NUM_LOGGED])
+    state.world[c.NUM_LOGGED] = 0
+    return state.log[:count].copy()
+
+
+def _event_log(parts: list[IntArray]) -> EventLog:
+    rows = np.concatenate(parts)
+    # Replicas ran ahead of each other: in order of time, then replica; within one, as it happened.
+    rows = rows[np.lexsort((rows[:, 2], rows[:, 0]))]
+    return EventLog(*(np.ascontiguousarray(rows[:, column]) for column in range(6)))
