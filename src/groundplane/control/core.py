@@ -28,7 +28,7 @@ from groundplane.control.services import Services
 from groundplane.control.state import CoreState, Work
 from groundplane.spec.errors import InputError, InvariantError
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Grows with every change of `CoreState` that an older snapshot does not fit."""
 
 
@@ -56,6 +56,7 @@ class ControlCore:
         self.ledger = self._context.ledger
         self.pools = self._context.pools
         self.shares = self._context.shares
+        self.sharing = self._context.sharing
         self.queue = self._context.queue
         self._jobs = Jobs(self._context)
         self._services = Services(self._context)
@@ -299,6 +300,10 @@ class ControlCore:
         match timer.kind:
             case "job_backoff":
                 self._jobs.backed_off(self.state.jobs[timer.target_id])
+            case "job_urgent":
+                self._jobs.urgent(self.state.jobs[timer.target_id])
+            case "job_deadline":
+                self._jobs.deadline_reached(self.state.jobs[timer.target_id])
             case "job_limit":
                 self._jobs.time_over(self.state.jobs[timer.target_id])
             case "replica_backoff":

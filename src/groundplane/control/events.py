@@ -221,7 +221,10 @@ class HealthSet(Event, frozen=True):
 class JobSubmitted(Event, frozen=True):
     """A job enters the queue. `predicted_run_ns` is 0 where nothing was predicted.
 
-    `larger_ranks` are numbers of ranks beyond those of `gang` that it can run with too, ascending.
+    `larger_ranks` are numbers of ranks beyond those of `gang` that it can run with too, ascending. The jobs
+    in `after` must succeed before it. Of those that name the same `group` at most `group_limit` wait for
+    devices or run at once (0: all). It is stopped at `deadline_ns` (0: never), and before that goes first
+    within its priority once twice its predicted run time is left.
     """
 
     job_id: str
@@ -235,10 +238,17 @@ class JobSubmitted(Event, frozen=True):
     predicted_run_ns: int = 0
     is_preemptible: bool = True
     larger_ranks: tuple[int, ...] = ()
+    after: tuple[str, ...] = ()
+    group: str = ""
+    group_limit: int = 0
+    deadline_ns: int = 0
     stops_at_checkpoint: bool = False
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "stop_grace_ns", "time_limit_ns", "predicted_run_ns")
+        _at_least(self, 0, "group_limit", "deadline_ns")
+        if self.job_id in self.after:
+            raise InputError("must not name the job itself", field="after", value=self.job_id)
         sizes = (self.gang.num_ranks, *self.larger_ranks)
         if any(after <= before for before, after in pairwise(sizes)):
             raise InputError("must ascend from the gang's", field="larger_ranks", value=self.larger_ranks)

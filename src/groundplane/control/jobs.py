@@ -11,6 +11,7 @@ from groundplane.control.actions import PREEMPTED, JobEnded, RankPlacement, Star
 from groundplane.control.context import Context
 from groundplane.control.elastic import gang_with
 from groundplane.control.events import JobCancelRequested, JobSubmitted, RestartPolicy, WorkGone
+from groundplane.control.held import HELD, Held
 from groundplane.control.lifecycle.job import JOB
 from groundplane.control.state import Job, Timer, Work
 
@@ -30,6 +31,8 @@ class Jobs:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._held = Held(context.state)
+        self._to_look_at: list[str] | None = None
 
     def submitted(self, event: JobSubmitted) -> None:
         """Takes a job into the queue, once."""
@@ -51,12 +54,18 @@ class Jobs:
             submitted_ns=state.now_ns,
             is_preemptible=event.is_preemptible,
             larger_ranks=event.larger_ranks,
+            after=tuple(dict.fromkeys(event.after)),
+            group=event.group,
+            group_limit=event.group_limit,
+            deadline_ns=event.deadline_ns,
+            state=HELD,
             stops_at_checkpoint=event.stops_at_checkpoint,
         )
         state.next_sequence += 1
         state.jobs[job.job_id] = job
         self._context.mix.note(event.gang)
-        self._context.add_job(job)
+        self._set_deadline(job)
+        self._look_at([job.job_id])
 
     def cancel_requested(self, event: JobCancelRequested) -> None:
         """Ends a job that holds nothing at once, and any other when its attempt is gone."""
@@ -164,6 +173,19 @@ class Jobs:
         job.state = JOB.after(job.state, "backed_off")
         self._context.add_job(job)
 
+    def urgent(self, job: Job) -> None:
+        """The deadline is near: what is left is twice what the job is predicted to run."""
+        is_queued = job.state == "queued"
+        if is_queued:
+            self._context.remove_job(job)
+        job.is_urgent = True
+        if is_queued:
+            self._context.add_job(job)
+
+    def deadline_reached(self, job: Job) -> None:
+        """The job has not ended by its deadline."""
+        self._stop(job, intent="time_limit", trigger="time_over", reason="deadline reached")
+
     def time_over(self, job: Job) -> None:
         """The time since the job's first start, restarts included, has reached its limit."""
         self._stop(job, intent="time_limit", trigger="time_over", reason="time limit reached")
@@ -201,14 +223,54 @@ class Jobs:
         self._context.set_timer(_backoff_timer(job), Timer(at_ns, "job_backoff", job.job_id))
 
     def _end(self, job: Job, trigger: str, outcome: Outcome, reason: str) -> None:
+        was_held = job.state == HELD
         job.state = JOB.after(job.state, trigger)
         job.ended_ns = self._context.now_ns
         job.reason = reason
         self._context.drop_timer(_limit_timer(job))
         self._context.drop_timer(_backoff_timer(job))
+        if job.deadline_ns:
+            self._context.drop_timer(_urgent_timer(job))
+            self._context.drop_timer(_deadline_timer(job))
         self._context.release_kept(job.job_id)
         self._context.actions.append(JobEnded(job.job_id, outcome, reason))
+        self._look_at(self._held.ended(job, was_held=was_held))
         self._forget_the_oldest(job)
+
+    def _set_deadline(self, job: Job) -> None:
+        if not job.deadline_ns:
+            return
+        deadline_ns, now_ns = max(job.deadline_ns, self._context.now_ns), self._context.now_ns
+        self._context.set_timer(_deadline_timer(job), Timer(deadline_ns, "job_deadline", job.job_id))
+        if job.predicted_run_ns:
+            urgent_ns = max(now_ns, deadline_ns - 2 * job.predicted_run_ns)
+            self._context.set_timer(_urgent_timer(job), Timer(urgent_ns, "job_urgent", job.job_id))
+
+    def _look_at(self, job_ids: list[str]) -> None:
+        """Lets held jobs into their queues, or ends those that can never start with all that needs them."""
+        if self._to_look_at is not None:
+            self._to_look_at += job_ids
+            return
+        self._to_look_at = list(job_ids)
+        for job_id in self._to_look_at:
+            job = self._context.state.jobs.get(job_id)
+            if job is None or job.state != HELD:
+                continue
+            refusal = self._held.refusal(job)
+            if refusal:
+                self._end(job, "refused", "failed", refusal)
+            else:
+                self._release(job)
+        self._to_look_at = None
+
+    def _release(self, job: Job) -> None:
+        self._held.released(job)
+        if self._held.has_to_wait(job):
+            self._held.hold(job)
+            return
+        job.state = JOB.after(job.state, "released")
+        self._held.activated(job)
+        self._context.add_job(job)
 
     def _forget_the_oldest(self, ended: Job) -> None:
         """Keeps the newest ended jobs only; of the others the counts by outcome remain."""
@@ -227,6 +289,14 @@ def backoff_ns(policy: RestartPolicy, num_in_row: int) -> int:
 
 def _limit_timer(job: Job) -> str:
     return f"{job.job_id}.limit"
+
+
+def _urgent_timer(job: Job) -> str:
+    return f"{job.job_id}.urgent"
+
+
+def _deadline_timer(job: Job) -> str:
+    return f"{job.job_id}.deadline"
 
 
 def _backoff_timer(job: Job) -> str:

@@ -167,6 +167,8 @@ def entry_of_job(job: Job, order: OrderRules) -> Entry:
 
 def due_ns(job: Job, order: OrderRules) -> int:
     """When the job should have started; 0 for all where the order is that of submission."""
+    if job.is_urgent:
+        return -1
     if not order.patience_percent:
         return 0
     num_devices = job.gang.num_ranks * job.gang.devices_per_rank

@@ -40,6 +40,14 @@ class SortedList(Generic[ItemT]):
     def __len__(self) -> int:
         return self._length
 
+    def __contains__(self, item: ItemT) -> bool:
+        at = bisect_left(self._lasts, item)
+        if at == len(self._chunks):
+            return False
+        chunk = self._chunks[at]
+        place = bisect_left(chunk, item)
+        return place < len(chunk) and chunk[place] == item
+
     def __iter__(self) -> Iterator[ItemT]:
         for chunk in self._chunks:
             yield from chunk

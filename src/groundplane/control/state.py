@@ -158,6 +158,11 @@ class Job(Struct, forbid_unknown_fields=True, gc=False):
     submitted_ns: int
     is_preemptible: bool = True
     larger_ranks: tuple[int, ...] = ()
+    after: tuple[str, ...] = ()
+    group: str = ""
+    group_limit: int = 0
+    deadline_ns: int = 0
+    is_urgent: bool = False
     stops_at_checkpoint: bool = False
     num_preemptions: int = 0
     state: str = "queued"
@@ -202,6 +207,8 @@ class Timer(Struct, forbid_unknown_fields=True, gc=False):
     kind: Literal[
         "job_backoff",
         "job_limit",
+        "job_urgent",
+        "job_deadline",
         "replica_backoff",
         "replica_drain",
         "replica_unready",

@@ -67,6 +67,7 @@ class _Job:
     gang: Gang
     restart: RestartPolicy
     larger_ranks: tuple[int, ...] = ()
+    after: tuple[str, ...] = ()
     num_starts: int = 0
     num_interruptions: int = 0
     not_before_ns: int = 0
@@ -176,7 +177,9 @@ class Checker:
                 self._rules = {rule.queue_id: rule for rule in event.queues}
             case JobSubmitted():
                 self._queue_of.setdefault(event.job_id, event.queue)
-                self._jobs.setdefault(event.job_id, _Job(event.gang, event.restart, event.larger_ranks))
+                self._jobs.setdefault(
+                    event.job_id, _Job(event.gang, event.restart, event.larger_ranks, event.after)
+                )
             case ServiceDeployed():
                 self._replica_gangs.setdefault((event.service_id, event.generation), event.gang)
             case (
@@ -218,7 +221,9 @@ class Checker:
         if truth is not None and truth.phase != "gone":
             raise ViolationError(f"the engine says that {work.action.work_id} is gone, and it is not")
         end = self._ends.get(work.action.owner_id)
-        was_wanted = end is not None and (end.outcome != "failed" or end.reason == "time limit reached")
+        was_wanted = end is not None and (
+            end.outcome != "failed" or end.reason in {"time limit reached", "deadline reached"}
+        )
         is_failure = work.action.kind == "attempt" and outcome != "succeeded" and not was_wanted
         self._give_back(work, list(work.places), is_failure=is_failure)
         self._forget(now_ns, work)
@@ -303,6 +308,9 @@ class Checker:
             raise ViolationError(f"{action.work_id} starts after its job has ended as {job.ended}")
         if any(other.action.owner_id == action.owner_id for other in self._works.values()):
             raise ViolationError(f"{action.work_id} starts while an attempt of its job may live")
+        for needed_id in job.after:
+            if self._jobs[needed_id].ended != "succeeded":
+                raise ViolationError(f"{action.work_id} starts before {needed_id} has succeeded")
         job.num_starts += 1
         if job.num_starts > job.restart.budget + 1 + job.num_interruptions:
             raise ViolationError(f"{action.work_id} exceeds the budget of {job.restart.budget} restarts")

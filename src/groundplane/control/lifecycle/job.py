@@ -1,7 +1,8 @@
 """The life of a job, from the queue to its one end. Its attempts have a life of their own.
 
-`retry` is after a failure and waits its back-off; `requeued` is after a stop that was no failure of the job:
-an operator's, or for another that takes its place.
+A job is held while others must succeed before it, or too many of its group are ahead; most are released at
+once. `retry` is after a failure and waits its back-off; `requeued` is after a stop that was no failure of the
+job: an operator's, or for another that takes its place.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from groundplane.control.lifecycle.table import Lifecycle
 
 JOB: Final = Lifecycle(
     "job",
-    "queued",
+    "held",
     {
+        ("held", "released"): "queued",
+        ("held", "cancelled"): "cancelled",
+        ("held", "refused"): "failed",
+        ("held", "time_over"): "failed",
         ("queued", "placed"): "starting",
         ("queued", "cancelled"): "cancelled",
         ("queued", "time_over"): "failed",
