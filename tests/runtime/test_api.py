@@ -171,7 +171,7 @@ def test_what_cannot_run_is_refused_and_leaves_nothing(database: Database, tmp_p
         assert (await call("GET", "/api/jobs")).json() == []
         with database.reading() as connection:
             kinds = connection.scalars(sa.select(tables.journal.c.kind)).all()
-        assert kinds == ["NodeJoined"]
+        assert kinds == ["KindDescribed", "NodeJoined"]
 
     run(database, tmp_path, body)
 

@@ -9,6 +9,7 @@ import http.client
 import json
 import math
 import os
+import socket
 import sys
 import time
 import urllib.parse
@@ -67,8 +68,7 @@ class Client:
     def __init__(self, state: Path) -> None:
         url = os.environ.get("GROUNDPLANE_URL", "")
         if url:
-            parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
-            self._address = parts.netloc
+            self._address = checked_address(url)
             key = os.environ.get("GROUNDPLANE_KEY", "")
             if not key:
                 raise InputError("is needed with GROUNDPLANE_URL", field="GROUNDPLANE_KEY")
@@ -98,6 +98,10 @@ class Client:
         """POST of a JSON body. With an idempotency key it is repeated while the control plane restarts."""
         return self._request("POST", path, body, idempotency_key=idempotency_key)
 
+    def put(self, path: str, body: Any) -> Any:
+        """PUT of a JSON body, which may be repeated."""
+        return self._request("PUT", path, body)
+
     def delete(self, path: str) -> Any:
         """DELETE."""
         return self._request("DELETE", path)
@@ -107,11 +111,14 @@ class Client:
         if idempotency_key:
             headers["idempotency-key"] = idempotency_key
         payload = None if body is None else json.dumps(body).encode()
-        may_repeat = method == "GET" or bool(idempotency_key)
+        may_repeat = method in {"GET", "PUT"} or bool(idempotency_key)
         deadline_s = time.monotonic() + RETRY_FOR_S
         while True:
             try:
                 status, text = self._once(method, path, payload, headers)
+            except socket.gaierror:
+                host = self._address.rpartition(":")[0] or self._address
+                raise InputError("no such host", field="GROUNDPLANE_URL", value=host) from None
             except (OSError, http.client.HTTPException) as error:
                 if may_repeat and time.monotonic() < deadline_s:
                     time.sleep(0.1)
@@ -129,6 +136,23 @@ class Client:
             return answer.status, answer.read()
         finally:
             connection.close()
+
+
+def checked_address(url: str) -> str:
+    """Host and port of GROUNDPLANE_URL.
+
+    Raises:
+        InputError: it is no http://HOST:PORT.
+    """
+    rule = "must be http://HOST:PORT, as groundplane up prints it"
+    parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if parts.scheme != "http" or not host or port is None or parts.path.strip("/") or parts.query:
+        raise InputError(rule, field="GROUNDPLANE_URL", value=url)
+    return parts.netloc
 
 
 def quote(name: str) -> str:

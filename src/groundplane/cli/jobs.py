@@ -146,14 +146,21 @@ def cancel_command(job: str, wait: bool, state: Path, as_json: bool) -> int:
 
 
 @click.command("explain", epilog="Example: groundplane explain train")
-@click.argument("job")
+@click.argument("name", metavar="JOB|SERVICE|NODE")
 @state_option
 @json_option
-def explain_command(job: str, state: Path, as_json: bool) -> int:
-    """Say why a job waits, or what became of it: attempts, restarts, progress, and where its time went."""
-    answer = Client(state).get(f"/api/jobs/{quote(job)}/explain")
+def explain_command(name: str, state: Path, as_json: bool) -> int:
+    """Say why a job waits, or what became of it: attempts, restarts, progress, and where its time went.
+
+    Of a service: what each replica does or waits for. Of a node: why it takes no work.
+    """
+    found = Client(state).get(f"/api/explain/{quote(name)}")
+    answer = found["job"]
     if as_json:
-        print_json(answer)
+        print_json(answer or found["node"] or {"service": found["service"], "decision": found["decision"]})
+        return 0
+    if answer is None:
+        _explain_other(found)
         return 0
     view, decision = answer["job"], answer["decision"]
     reason = decision["reason"] if decision and decision["reason"] != view["state"] else ""
@@ -171,6 +178,42 @@ def explain_command(job: str, state: Path, as_json: bool) -> int:
         parts = ", ".join(f"{name} {100 * spent_ns / total_ns:.1f} %" for name, spent_ns in shares)
         click.echo(f"Time of its steps: {parts}")
     return 0
+
+
+def _explain_other(found: Any) -> None:
+    from groundplane.cli.nodes import show_nodes
+
+    if found["node"] is not None:
+        node = found["node"]
+        click.echo(
+            f"{node['node_id']} "
+            + (f"is closed: {node['why_closed']}" if node["why_closed"] else "takes work")
+        )
+        if node["num_failures"]:
+            click.echo(f"Works that failed there of late: {node['num_failures']}")
+        show_nodes([node])
+        return
+    service, decision = found["service"], found["decision"]
+    if decision is None:
+        click.echo(f"{service['name']} is run by somebody else at {service['spec'].get('url')}")
+        return
+    click.echo(
+        f"{service['name']} is {decision['state']}: {decision['reason']}; a replica {decision['needed']}"
+    )
+    print_table(
+        ["REPLICA", "STATE", "AHEAD", "EXPECTED TO START", "WHY"],
+        [
+            [
+                each["work_id"],
+                each["state"],
+                str(each["num_ahead"]),
+                show_time(each["expected_start_ns"]),
+                each["reason"],
+            ]
+            for each in decision["replicas"]
+        ],
+        empty="It has no replica.",
+    )
 
 
 def with_absolute_data(spec: Any, folder: Path) -> Any:

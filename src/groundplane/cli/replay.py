@@ -11,11 +11,11 @@ import click
     epilog="Examples: groundplane replay .groundplane;  groundplane replay journal.jsonl --json;  "
     "groundplane replay .groundplane --export journal.jsonl"
 )
-@click.argument("journal", metavar="FILE|STATE_DIR")
+@click.argument("journal", metavar="FILE|STATE_DIR|URL")
 @click.option("--export", metavar="FILE", help="Write the journal to FILE as JSON lines, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def replay_command(journal: str, export: str | None, as_json: bool) -> int:
-    """Replay a journal: a file of JSON lines, a SQLite database, or the state folder of a platform.
+    """Replay a journal: a file of JSON lines, a database (file or postgresql://...), or a state folder.
 
     Exit code 0 if the core decides what was recorded, 1 at a divergence, of which the first is shown.
     """
@@ -27,11 +27,11 @@ def replay_command(journal: str, export: str | None, as_json: bool) -> int:
     from groundplane.sim.journal_file import read_journal, write_journal
     from groundplane.spec.errors import InputError
 
-    report = replay(read_journal(Path(journal)))
+    report = replay(read_journal(journal))
     if not report.num_events:
         raise InputError("holds no event: nothing was compared", file=journal)
     if export is not None:
-        write_journal(Path(export), read_journal(Path(journal)))
+        write_journal(Path(export), read_journal(journal))
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(report)))
     else:

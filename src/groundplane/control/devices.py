@@ -103,6 +103,18 @@ def most_instances(use: DeviceUse, part: DevicePart, kind: KindDescribed) -> int
     return min(most, left, use.free_units // profile.units)
 
 
+def most_parts(use: DeviceUse, part: DevicePart, kind: KindDescribed) -> int:
+    """How many such parts a device so used would take, one beside the other."""
+    if part.profile:
+        return most_instances(use, part, kind)
+    if use.mode == "instances":
+        return 0
+    most = use.free_units // part.units
+    if part.memory_bytes and kind.memory_bytes:
+        most = min(most, (kind.memory_bytes - use.memory_bytes) // part.memory_bytes)
+    return most
+
+
 def is_stranded(use: DeviceUse, kind: KindDescribed | None) -> bool:
     """Whether what is left of a shared device can be given to nobody: no slices or no memory are left."""
     if kind is None or use.mode == "whole":

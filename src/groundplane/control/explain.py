@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from groundplane.control.core import ControlCore
-from groundplane.control.events import Gang
+from groundplane.control.events import UNITS_PER_DEVICE, Gang
 from groundplane.control.placement import num_slots
-from groundplane.control.queue import entry_of_job
+from groundplane.control.queue import Entry, entry_of_job
 from groundplane.control.state import Job
 
 AHEAD_SHOWN = 10
@@ -50,20 +50,14 @@ def explain_job(core: ControlCore, job_id: str, now_ns: int) -> JobExplanation |
     job = core.state.jobs.get(job_id)
     if job is None:
         return None
-    available = tuple(
-        Available(
-            pool.device_kind,
-            pool.num_free,
-            sum(num_slots(node.num_free, node.free_memory_bytes, job.gang) for node in pool.open_nodes()),
-        )
-        for pool in core.pools
-    )
-    ahead = _ahead(core, job)
+    available = available_for(core, job.gang)
+    leaf, mine = core.shares.leaf_of(job.queue), entry_of_job(job, core.state.order)
+    ahead = entries_ahead(core, leaf, mine) if job.state == "queued" else []
     plan = core.scheduler.plan() if core.state.head_id == job_id else None
     return JobExplanation(
         job_id=job_id,
         state=job.state,
-        reason=_reason(core, job, available, len(ahead), now_ns),
+        reason=_reason(core, job, len(ahead), now_ns),
         needed=job.gang,
         needed_devices=job.gang.num_ranks * job.gang.devices_per_rank,
         available=available,
@@ -74,19 +68,28 @@ def explain_job(core: ControlCore, job_id: str, now_ns: int) -> JobExplanation |
     )
 
 
-def _ahead(core: ControlCore, job: Job) -> list[Ahead]:
-    if job.state != "queued":
-        return []
-    mine = entry_of_job(job, core.state.order)
-    leaf = core.shares.leaf_of(job.queue)
+def available_for(core: ControlCore, gang: Gang) -> tuple[Available, ...]:
+    """What is free of each kind that will do for a gang."""
+    return tuple(
+        Available(
+            pool.device_kind,
+            pool.num_free,
+            sum(num_slots(node.num_free, node.free_memory_bytes, gang) for node in pool.open_nodes())
+            if gang.part is None
+            else core.sharing.num_that_fit(gang, pool),
+        )
+        for pool in core.pools.pools_for(gang)
+    )
+
+
+def entries_ahead(core: ControlCore, leaf: str, mine: Entry) -> list[Ahead]:
+    """Who is served before an entry of the queue `leaf`."""
     lines = core.queue.lines.get(leaf, {}).values()
     before = sorted(entry for line in lines for entry in line if entry < mine)
     return [Ahead(entry.waiting_id, -entry.minus_priority, core.scheduler.gang_of(entry)) for entry in before]
 
 
-def _reason(
-    core: ControlCore, job: Job, available: tuple[Available, ...], num_ahead: int, now_ns: int
-) -> str:
+def _reason(core: ControlCore, job: Job, num_ahead: int, now_ns: int) -> str:
     if job.state == "backing_off":
         timer = core.state.timers.get(f"{job.job_id}.backoff")
         wait_ms = max(0, timer.at_ns - now_ns) // 10**6 if timer else 0
@@ -97,18 +100,37 @@ def _reason(
         )
     if job.state != "queued":
         return job.reason or job.state
-    gang = job.gang
-    need = f"needs {gang.num_ranks} x {gang.devices_per_rank} devices"
+    leaf, mine = core.shares.leaf_of(job.queue), entry_of_job(job, core.state.order)
+    return waiting_reason(core, leaf, mine, job.gang, num_ahead)
+
+
+def waiting_reason(core: ControlCore, leaf: str, mine: Entry, gang: Gang, num_ahead: int) -> str:
+    """Why an entry of the queue `leaf` waits."""
+    need, available = needed_text(gang), available_for(core, gang)
     most = max(available, key=lambda each: each.ranks_that_fit, default=None)
-    have = f"{most.free_devices} free, room for {most.ranks_that_fit} ranks" if most else "no node has joined"
-    limit = core.shares.limit_reached(core.shares.leaf_of(job.queue), gang)
+    have = (
+        f"{most.free_devices} free, room for {most.ranks_that_fit} ranks"
+        if most
+        else "no such node has joined"
+    )
+    limit = core.shares.limit_reached(leaf, gang)
     if limit is not None:
         rule, usage = core.state.queues[limit], core.state.usage.get(limit)
         held = 0 if usage is None else usage.num_devices
         return f"{need}; queue {limit} holds {held} devices of at most {rule.limit_devices}"
     head = core.scheduler.head()
-    if head is None or entry_of_job(job, core.state.order) < head:
+    if head is None or mine < head:
         return f"{need}, more than jobs could ever give back on the open nodes; now {have}"
-    if head.owner_id == job.job_id:
+    if head.waiting_id == mine.waiting_id:
         return f"{need}; now {have}; it is the first in the queue and devices are kept for it"
     return f"{need}; now {have}; {num_ahead} ahead, devices are kept for {head.waiting_id}"
+
+
+def needed_text(gang: Gang) -> str:
+    """What a gang needs, in words."""
+    of_kinds = f" of kind {' or '.join(gang.kinds)}" if gang.kinds else ""
+    if gang.part is None:
+        return f"needs {gang.num_ranks} x {gang.devices_per_rank} devices{of_kinds}"
+    if gang.part.profile:
+        return f"needs an instance {gang.part.profile}{of_kinds}"
+    return f"needs {gang.part.units * 1000 // UNITS_PER_DEVICE}/1000 of a device{of_kinds}"

@@ -1,8 +1,16 @@
-"""From a policy as a person writes it to the event that sets it."""
+"""From rules for queues and for nodes as a person writes them to the events that set them."""
 
 from __future__ import annotations
 
-from groundplane.control.events import OrderRules, PolicySet, PreemptionRules, QueueRule
+from groundplane.control.events import (
+    HealthSet,
+    OrderRules,
+    PolicySet,
+    PreemptionRules,
+    QueueRule,
+    SpareRule,
+)
+from groundplane.spec.health import HealthSpec
 from groundplane.spec.policy import PolicySpec, PreemptionSpec
 
 S = 1_000_000_000
@@ -27,6 +35,20 @@ def policy_event(spec: PolicySpec) -> PolicySet:
         packs_by_end=spec.pack_by_end,
     )
     return PolicySet(rules, round(spec.half_life_s * S), order, _preemption(spec.preemption))
+
+
+def health_event(spec: HealthSpec) -> HealthSet:
+    """The event that brings the core to follow `spec`; nothing of earlier rules stays."""
+    return HealthSet(
+        max_failures=spec.max_failures,
+        min_owners=spec.min_owners,
+        window_ns=round(spec.window_s * S),
+        quarantine_ns=round((spec.quarantine_s or 0) * S),
+        most_per_mille=round(spec.most * 1000),
+        replaces_stragglers=spec.replaces_stragglers,
+        straggler_wait_ns=round(spec.straggler_wait_s * S),
+        spares=tuple(SpareRule(kind, number) for kind, number in sorted(spec.spares.items())),
+    )
 
 
 def _preemption(spec: PreemptionSpec | None) -> PreemptionRules | None:

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from groundplane.control.actions import PlacedPart, RankPlacement
-from groundplane.control.devices import UNUSED, DeviceUse, fits, use_of, use_with, ways
+from groundplane.control.devices import UNUSED, DeviceUse, fits, most_parts, use_of, use_with, ways
 from groundplane.control.events import DevicePart, Gang
 from groundplane.control.fragmentation import Mix, lost_options
 from groundplane.control.sorted_list import SortedList
 from groundplane.control.state import CoreState, Hold, Node
 
 if TYPE_CHECKING:
-    from groundplane.control.placement import Pools
+    from groundplane.control.placement import Pool, Pools
 
 Spot = tuple[int, int, str]
 """A shared device: its node's place in the order of joining, its index, the node's id."""
@@ -117,6 +117,17 @@ class Sharing:
     def fits_when_empty(self, gang: Gang, kind: str) -> bool:
         """Whether the part fits on a device of this kind of which nothing is taken."""
         return gang.part is not None and fits(UNUSED, gang.part, self._state.kinds.get(kind))
+
+    def num_that_fit(self, gang: Gang, pool: Pool) -> int:
+        """How many such parts the open nodes of a kind would take now, one beside the other."""
+        described = self._state.kinds.get(pool.device_kind)
+        if gang.part is None or described is None:
+            return 0
+        fresh = most_parts(UNUSED, gang.part, described) * pool.num_free
+        classes = self._spots.get(pool.device_kind, {})
+        return fresh + sum(
+            most_parts(use, gang.part, described) * len(spots) for use, spots in classes.items()
+        )
 
     def first_room(self, gang: Gang, end_ns: Callable[[str], int]) -> tuple[int, dict[str, Hold]] | None:
         """When a shared device will have room for the part at the earliest, and the hold on its node.

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from groundplane.control.actions import RankPlacement
+from groundplane.control.actions import PlacedPart, RankPlacement
 from groundplane.control.core import ControlCore
-from groundplane.control.events import Gang
+from groundplane.control.events import UNITS_PER_DEVICE, Gang
 from groundplane.control.explain import JobExplanation as JobExplanation  # noqa: PLC0414
 from groundplane.control.explain import explain_job as explain_job  # noqa: PLC0414
 from groundplane.control.state import Accounts, Job, Node, Service, Work
@@ -49,8 +49,19 @@ class WorkView(Struct, frozen=True):
     stop_reason: str
 
 
+class SharedDeviceView(Struct, frozen=True):
+    """One device that is cut into parts: who has which, and the compute that is left, in 7,000ths."""
+
+    device: int
+    parts: dict[str, PlacedPart]
+    free_units: int
+
+
 class NodeView(Struct, frozen=True):
-    """One node. `holders[i]` is the work that holds device i, "" for none."""
+    """One node. `holders[i]` is the work that holds device i, "" for none; of a shared one all, with commas.
+
+    `why_closed` says why it takes no new work, "" if it does.
+    """
 
     node_id: str
     device_kind: str
@@ -62,6 +73,10 @@ class NodeView(Struct, frozen=True):
     memory_bytes: int
     free_memory_bytes: int
     holders: tuple[str, ...]
+    is_draining: bool = False
+    why_closed: str = ""
+    num_failures: int = 0
+    shared: tuple[SharedDeviceView, ...] = ()
 
 
 class ServiceView(Struct, frozen=True):
@@ -115,6 +130,12 @@ def work_view(core: ControlCore, work_id: str) -> WorkView | None:
 def work_views(core: ControlCore) -> list[WorkView]:
     """All works that are not gone."""
     return [_work(work) for work in core.state.works.values()]
+
+
+def node_view(core: ControlCore, node_id: str) -> NodeView | None:
+    """One node, or None."""
+    node = core.state.nodes.get(node_id)
+    return None if node is None else _node(node)
 
 
 def node_views(core: ControlCore) -> list[NodeView]:
@@ -182,8 +203,31 @@ def _work(work: Work) -> WorkView:
     )
 
 
+def why_closed(node: Node) -> str:
+    """Why a node takes no new work; "" if it does."""
+    holders = node.holders()
+    reasons = []
+    if node.state == "silent":
+        reasons.append("nothing is heard of it; what it holds stays leased until there is proof")
+    elif node.state == "fenced":
+        reasons.append("it was fenced and has not joined again")
+    if node.is_draining:
+        left = f", {len(holders)} works are left" if holders else ", it is empty"
+        reasons.append(f"an operator drains it{left}")
+    elif node.is_cordoned:
+        reasons.append("an operator cordoned it")
+    if node.closed_for == "quarantine":
+        reasons.append(f"in quarantine: {node.closed_note}")
+    elif node.closed_for == "spare":
+        reasons.append("a spare, kept until another node is lost")
+    elif node.closed_for == "kept":
+        reasons.append(f"a spare, kept for {node.closed_note}, which lost its node")
+    return "; ".join(reasons)
+
+
 def _node(node: Node) -> NodeView:
     holder_of = {index: work_id for work_id, devices in node.leases.items() for index in devices}
+    holder_of |= {each.device: ", ".join(each.parts) for each in node.shared}
     return NodeView(
         node_id=node.node_id,
         device_kind=node.device_kind,
@@ -195,6 +239,17 @@ def _node(node: Node) -> NodeView:
         memory_bytes=node.memory_bytes,
         free_memory_bytes=node.free_memory_bytes,
         holders=tuple(holder_of.get(index, "") for index in range(node.num_devices)),
+        is_draining=node.is_draining,
+        why_closed=why_closed(node),
+        num_failures=len(node.failures),
+        shared=tuple(
+            SharedDeviceView(
+                each.device,
+                dict(each.parts),
+                UNITS_PER_DEVICE - sum(part.units for part in each.parts.values()),
+            )
+            for each in node.shared
+        ),
     )
 
 

@@ -68,3 +68,13 @@ class DeviceSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 ANY_DEVICE = DeviceSpec()
+
+
+def check_part(device: DeviceSpec, ranks: int, devices_per_rank: int, field: str) -> None:
+    """Refuses a part of a device for more than one rank with one device.
+
+    Raises:
+        InputError: names `field`, the one that says so.
+    """
+    if device.part is not None and (ranks, devices_per_rank) != (1, 1):
+        raise InputError("must be 1 device in all where only a part of a device is asked for", field=field)

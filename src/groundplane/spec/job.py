@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from groundplane.spec.device import ANY_DEVICE, DeviceSpec, check_part
 from groundplane.spec.errors import InputError
 from groundplane.spec.quantity import Bytes, Count, Name, PositiveInt, Seconds
 
@@ -69,10 +70,22 @@ class TrainSpec(Struct, frozen=True, forbid_unknown_fields=True):
     keep_checkpoints: PositiveInt = 2
 
 
+MOST_ELASTIC_RANKS = 65_536
+"""The most ranks of a job whose number of ranks may vary."""
+
+
 class JobSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="job"):
     """One job: `ranks` processes started together or not at all.
 
     Exactly one of `command` (run once a rank, with a torchrun-like environment) and `train` is given.
+
+    An attempt that tells of no progress for `progress_limit` hangs, and is restarted (none given: never). A
+    job that `stops_at_checkpoint`, as those of the built-in trainer do unless told otherwise, leaves a node
+    that is drained at its next checkpoint. One that is not `preemptible` is never stopped for others.
+
+    With `min_ranks` it also runs with fewer ranks: any divisor of `ranks` from there on. The jobs whose ids
+    are in `after` must succeed before it. Of those that name the same `group` at most `group_limit` wait for
+    devices or run at once (0: all). `deadline`, counted from submission, is when it is stopped at the latest.
     """
 
     name: Name
@@ -87,8 +100,36 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
     restart: RestartSpec = RestartSpec()
     time_limit_s: Seconds | None = msgspec.field(default=None, name="time_limit")
     stop_grace_s: Seconds = msgspec.field(default=10.0, name="stop_grace")
+    device: DeviceSpec = ANY_DEVICE
+    progress_limit_s: Seconds | None = msgspec.field(default=None, name="progress_limit")
+    preemptible: bool = True
+    stops_at_checkpoint: bool | None = None
+    min_ranks: PositiveInt | None = None
+    after: tuple[str, ...] = ()
+    group: str = ""
+    group_limit: Count = 0
+    deadline_s: Seconds | None = msgspec.field(default=None, name="deadline")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of ranks that it can run with, ascending."""
+        least = self.ranks if self.min_ranks is None else self.min_ranks
+        return tuple(num for num in range(least, self.ranks + 1) if self.ranks % num == 0)
 
     def __post_init__(self) -> None:
+        if self.min_ranks is not None:
+            most = min(self.ranks, MOST_ELASTIC_RANKS)
+            if self.min_ranks > most:
+                raise InputError(f"must be at most {most}", field="min_ranks", value=self.min_ranks)
+            if self.ranks > MOST_ELASTIC_RANKS:
+                raise InputError(f"must be at most {most} with min_ranks", field="ranks", value=self.ranks)
+        if self.group_limit and not self.group:
+            raise InputError("needs a group", field="group_limit", value=self.group_limit)
+        if self.deadline_s == 0:
+            raise InputError("must be more than 0", field="deadline", value=0)
+        check_part(self.device, self.ranks, self.devices_per_rank, "ranks")
+        if self.progress_limit_s == 0:
+            raise InputError("must be more than 0", field="progress_limit", value=0)
         if bool(self.command) == (self.train is not None):
             raise InputError("exactly one of command and train must be given", field="command")
         for index, word in enumerate(self.command):

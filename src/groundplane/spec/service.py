@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from groundplane.spec.device import ANY_DEVICE, DeviceSpec, check_part
 from groundplane.spec.errors import InputError
 from groundplane.spec.job import RestartSpec
 from groundplane.spec.quantity import Bytes, Name, PositiveInt, Seconds
@@ -19,7 +20,8 @@ class ServiceSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="ki
     """One service behind the gateway, under the model name `name`.
 
     `model` names a registered model ("tour-model" or "tour-model:3") or a GGUF file. With server "openai"
-    nothing is started: `url` is the base of an OpenAI-compatible server that someone else runs.
+    nothing is started: `url` is the base of an OpenAI-compatible server that someone else runs. A replica that
+    was ready and has not answered for `unready_limit` is replaced (0: never).
     """
 
     name: Name
@@ -35,8 +37,11 @@ class ServiceSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="ki
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 100
     restart: RestartSpec = RestartSpec(budget=1000)
     drain_s: Seconds = msgspec.field(default=30.0, name="drain")
+    device: DeviceSpec = ANY_DEVICE
+    unready_limit_s: Seconds = msgspec.field(default=60.0, name="unready_limit")
 
     def __post_init__(self) -> None:
+        check_part(self.device, 1, self.devices_per_replica, "devices_per_replica")
         if self.server == "openai" and not self.url:
             raise InputError("is required when server is openai", field="url")
         if self.server != "openai" and not self.model:

@@ -29,6 +29,7 @@ from groundplane.platform.runtime.connections import BoundedHttpProtocol
 from groundplane.platform.runtime.database import Database, default_url
 from groundplane.platform.runtime.draining import watch_drains
 from groundplane.platform.runtime.driver import Driver
+from groundplane.platform.runtime.hangs import HangWatch
 from groundplane.platform.runtime.identity import KeyRing, ensure_admin_key
 from groundplane.platform.runtime.job_desk import JobDesk
 from groundplane.platform.runtime.launch import LocalLauncher
@@ -124,13 +125,18 @@ async def _listen(platform: Platform, options: argparse.Namespace) -> None:
     server = uvicorn.Server(config)
     failure = platform.driver.failure
     failure.add_done_callback(lambda _failure: setattr(server, "should_exit", True))
-    drains = asyncio.create_task(watch_drains(platform.driver, options.gateway), name="drains")
+    hangs = HangWatch(platform.state_dir, platform.database, platform.driver)
+    watches = [
+        asyncio.create_task(watch_drains(platform.driver, options.gateway), name="drains"),
+        asyncio.create_task(hangs.watch(), name="hangs"),
+    ]
     try:
         log.info("control plane ready at journal record %d", platform.driver.seq)
         await server.serve(sockets=[socket.socket(fileno=os.dup(options.fd))])
     finally:
-        drains.cancel()
-        await asyncio.gather(drains, return_exceptions=True)
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
     if failure.done():
         failure.result()
 

@@ -26,6 +26,7 @@ from groundplane.platform.engines.contract import Engine, NodeOffer, Report
 from groundplane.platform.runtime import store
 from groundplane.platform.runtime.clock import Clock, Timers
 from groundplane.platform.runtime.database import Database
+from groundplane.platform.runtime.device_kinds import describe_kind
 from groundplane.platform.runtime.intake import Item, Launcher, Work, event_of, never_started, refuse
 from groundplane.platform.runtime.store import Also, Entry, LiveWork
 from groundplane.spec.errors import GroundplaneError, InputError, InvariantError
@@ -199,6 +200,9 @@ class Driver:
         return live
 
     async def _join(self, offer: NodeOffer) -> None:
+        kind = describe_kind(offer.device_kind)
+        if self.core.state.kinds.get(offer.device_kind) != kind:
+            await self.handle(kind)
         known = self.core.state.nodes.get(offer.node_id)
         if known is None:
             await self.handle(
@@ -272,7 +276,14 @@ class Driver:
         """The core's answer to one event; None when it is old news or refused."""
         event = item.event
         if isinstance(
-            event, ev.WorkStarted | ev.WorkReady | ev.WorkUnready | ev.CheckpointCommitted | ev.WorkGone
+            event,
+            ev.WorkStarted
+            | ev.WorkReady
+            | ev.WorkUnready
+            | ev.WorkStalled
+            | ev.WorkSlowed
+            | ev.CheckpointCommitted
+            | ev.WorkGone,
         ):
             work = self._works.get(event.work_id)
             if work is None or work.action.fence != event.fence:

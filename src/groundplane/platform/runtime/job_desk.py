@@ -23,6 +23,8 @@ from groundplane.platform.engines.contract import Engine
 from groundplane.platform.runtime import launch, progress, tables
 from groundplane.platform.runtime.database import Database
 from groundplane.platform.runtime.driver import Driver
+from groundplane.platform.runtime.job_history import JobView as JobView  # noqa: PLC0414
+from groundplane.platform.runtime.job_history import past_job
 from groundplane.spec.errors import InputError, nearest_name, unknown_name
 from groundplane.spec.job import JobSpec
 
@@ -36,27 +38,6 @@ LOG_LIMIT_BYTES: Final = 256 << 10
 
 class MissingError(InputError):
     """What was named is not there."""
-
-
-class JobView(Struct, frozen=True):
-    """A job as it stands. Times in nanoseconds since 1970, None where not yet."""
-
-    job_id: str
-    name: str
-    project: str
-    queue: str
-    priority: int
-    state: str
-    ranks: int
-    devices_per_rank: int
-    submitted_ns: int
-    started_ns: int | None
-    ended_ns: int | None
-    attempts: int
-    restarts_used: int
-    checkpoint_step: int | None
-    work_id: str
-    reason: str
 
 
 class AttemptView(Struct, frozen=True):
@@ -142,10 +123,17 @@ class JobDesk:
             name=spec.name,
             queue=spec.queue,
             priority=spec.priority,
-            gang=launch.gang_of(spec),
+            gang=launch.gang_of(spec, self._driver.core),
             restart=restart_policy(spec.restart),
             stop_grace_ns=round(spec.stop_grace_s * 1e9),
             time_limit_ns=round((spec.time_limit_s or 0) * 1e9),
+            is_preemptible=spec.preemptible,
+            larger_ranks=spec.sizes[1:],
+            after=spec.after,
+            group=spec.group,
+            group_limit=spec.group_limit,
+            deadline_ns=self._driver.now_ns() + round(spec.deadline_s * 1e9) if spec.deadline_s else 0,
+            stops_at_checkpoint=launch.stops_at_checkpoint(spec),
         )
         row = {
             "job_id": job_id,
@@ -164,10 +152,10 @@ class JobDesk:
         Raises:
             MissingError: no such job.
         """
-        job = self.find(job_id)
-        if job.state not in JOB.final:
-            await self._driver.handle(ev.JobCancelRequested(job_id=job.job_id))
-        return await self.view(job.job_id)
+        view = await self.view(job_id)
+        if view.state not in JOB.final:
+            await self._driver.handle(ev.JobCancelRequested(job_id=view.job_id))
+        return await self.view(view.job_id)
 
     async def list_jobs(self, *, only: str | None = None, limit: int = LIST_LIMIT) -> list[JobView]:
         """Jobs, newest first.
@@ -189,24 +177,23 @@ class JobDesk:
         Raises:
             MissingError: no such job.
         """
-        job = self.find(job_id)
+        job = self._find(job_id)
+        if job is None:
+            past = await asyncio.to_thread(past_job, self._database, job_id)
+            if past is not None:
+                return past
+            jobs = self._driver.core.state.jobs.values()
+            names = [name for each in jobs for name in (each.job_id, each.name)]
+            raise MissingError("no such job", field="job", value=job_id, nearest=nearest_name(job_id, names))
         projects = await asyncio.to_thread(self._projects, [job.job_id])
         return self._view(job, projects.get(job.job_id, ""))
 
-    def find(self, job_id: str) -> Job:
-        """The core's job by id, or the newest of that name.
-
-        Raises:
-            MissingError: no such job; the nearest id or name is said.
-        """
+    def _find(self, job_id: str) -> Job | None:
+        """The core's job by id, or the newest of that name. It knows those that ended last, not all."""
         jobs = self._driver.core.state.jobs
         if job_id in jobs:
             return jobs[job_id]
-        for job in reversed(jobs.values()):
-            if job.name == job_id:
-                return job
-        names = [name for job in jobs.values() for name in (job.job_id, job.name)]
-        raise MissingError("no such job", field="job", value=job_id, nearest=nearest_name(job_id, names))
+        return next((job for job in reversed(jobs.values()) if job.name == job_id), None)
 
     async def explain(self, job_id: str) -> Explanation:
         """Why it waits, its attempts, and where its time went.
@@ -242,12 +229,12 @@ class JobDesk:
         Raises:
             MissingError: no such job, attempt or rank.
         """
-        job = self.find(job_id)
-        number = job.num_attempts if attempt is None else attempt
+        job = await self.view(job_id)
+        number = job.attempts if attempt is None else attempt
         if number == 0:
             return LogPart("", rank, "", 0, is_over=job.state in JOB.final)
-        if not 1 <= number <= job.num_attempts:
-            raise MissingError(f"must be from 1 to {job.num_attempts}", field="attempt", value=number)
+        if not 1 <= number <= job.attempts:
+            raise MissingError(f"must be from 1 to {job.attempts}", field="attempt", value=number)
         return await self.work_logs(f"{job.job_id}.a{number}", rank=rank, offset=offset)
 
     async def work_logs(self, work_id: str, *, rank: int = 0, offset: int = 0) -> LogPart:

@@ -22,9 +22,10 @@ from groundplane.control.events import Gang
 from groundplane.control.placement import num_slots
 from groundplane.platform.engines.contract import Launch
 from groundplane.platform.runtime.database import Database
+from groundplane.platform.runtime.device_kinds import gang_on, memory_cap_bytes, part_env
 from groundplane.platform.runtime.store import Endpoint, Prepared
 from groundplane.platform.runtime.tables import jobs, service_generations
-from groundplane.spec.errors import InputError, InvariantError
+from groundplane.spec.errors import InputError, InvariantError, nearest_name
 from groundplane.spec.job import JobSpec
 from groundplane.spec.load import from_data
 from groundplane.spec.service import ServiceSpec
@@ -77,28 +78,32 @@ class LocalLauncher:
             placement=action.placement,
             commands=(command,) * len(action.placement),
             envs=tuple(self._rank_env(action, spec, rank, port) for rank in range(len(action.placement))),
-            memory_bytes_per_rank=spec.memory_per_rank_bytes,
+            memory_bytes_per_rank=memory_cap_bytes(spec.memory_per_rank_bytes, action),
         )
 
     def _rank_env(self, action: StartWork, spec: JobSpec, rank: int, port: int) -> dict[str, str]:
         nodes = [place.node_id for place in action.placement]
         node_id = nodes[rank]
-        return spec.env | {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(nodes)),
-            "LOCAL_RANK": str(nodes[:rank].count(node_id)),
-            "LOCAL_WORLD_SIZE": str(Counter(nodes)[node_id]),
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": str(spec.devices_per_rank),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONUNBUFFERED": "1",
-            "GROUNDPLANE_JOB_ID": action.owner_id,
-            "GROUNDPLANE_WORK_ID": action.work_id,
-            "GROUNDPLANE_FENCE": str(action.fence),
-            "GROUNDPLANE_JOB_DIR": str(self._state / "jobs" / action.owner_id),
-            "GROUNDPLANE_WORK_DIR": str(self._state / "works" / action.work_id),
-        }
+        return (
+            spec.env
+            | part_env(action)
+            | {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(nodes)),
+                "LOCAL_RANK": str(nodes[:rank].count(node_id)),
+                "LOCAL_WORLD_SIZE": str(Counter(nodes)[node_id]),
+                "MASTER_ADDR": LOOPBACK,
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": str(spec.devices_per_rank),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "PYTHONUNBUFFERED": "1",
+                "GROUNDPLANE_JOB_ID": action.owner_id,
+                "GROUNDPLANE_WORK_ID": action.work_id,
+                "GROUNDPLANE_FENCE": str(action.fence),
+                "GROUNDPLANE_JOB_DIR": str(self._state / "jobs" / action.owner_id),
+                "GROUNDPLANE_WORK_DIR": str(self._state / "works" / action.work_id),
+            }
+        )
 
     def _replica(self, action: StartWork) -> Prepared:
         from groundplane.platform.serving.servers import replica_launch
@@ -118,8 +123,8 @@ class LocalLauncher:
             kind="replica",
             placement=action.placement,
             commands=(replica.command,),
-            envs=({"OMP_NUM_THREADS": str(spec.devices_per_replica)} | replica.env,),
-            memory_bytes_per_rank=spec.memory_per_replica_bytes,
+            envs=({"OMP_NUM_THREADS": str(spec.devices_per_replica)} | part_env(action) | replica.env,),
+            memory_bytes_per_rank=memory_cap_bytes(spec.memory_per_replica_bytes, action),
             ready_url=replica.ready_url,
         )
         endpoint = Endpoint(
@@ -142,7 +147,12 @@ def check_job(spec: JobSpec, state: Path, core: ControlCore) -> None:
         InputError: a gang that the machine could not hold even when empty, missing data, a command that is
             not there, or too little disk.
     """
-    check_gang(gang_of(spec), core)
+    check_gang(gang_of(spec, core), core)
+    for index, needed_id in enumerate(spec.after):
+        if needed_id not in core.state.jobs:
+            near = nearest_name(needed_id, core.state.jobs)
+            rule = "no such job, or one that ended long ago"
+            raise InputError(rule, field=f"after[{index}]", value=needed_id, nearest=near)
     if spec.command and shutil.which(spec.command[0], path=spec.env.get("PATH")) is None:
         raise InputError("no such program", field="command[0]", value=spec.command[0])
     if spec.train is not None:
@@ -174,7 +184,7 @@ def check_service(spec: ServiceSpec, state: Path, database: Database, core: Cont
 
         Origin.of(spec.url)
         return
-    check_gang(replica_gang(spec), core, what="replica")
+    check_gang(replica_gang(spec, core), core, what="replica")
     model_file(state, database, spec)
 
 
@@ -184,7 +194,7 @@ def check_gang(gang: Gang, core: ControlCore, *, what: str = "rank") -> None:
     Raises:
         InputError: says what is needed and what there is.
     """
-    nodes = list(core.state.nodes.values())
+    nodes = [node for node in core.state.nodes.values() if not gang.kinds or node.device_kind in gang.kinds]
     num_devices = max((node.num_devices for node in nodes), default=0)
     memory_bytes = max((node.memory_bytes for node in nodes), default=0)
     if gang.devices_per_rank > num_devices:
@@ -223,22 +233,27 @@ def model_file(state: Path, database: Database, spec: ServiceSpec) -> str:
     return str(model_path(state, database, spec.model))
 
 
-def gang_of(spec: JobSpec) -> Gang:
-    """What the control core is asked for."""
-    return Gang(
-        num_ranks=spec.ranks,
-        devices_per_rank=spec.devices_per_rank,
-        memory_bytes_per_rank=spec.memory_per_rank_bytes,
-    )
+def gang_of(spec: JobSpec, core: ControlCore) -> Gang:
+    """What the control core is asked for: the smallest gang that the job can run with.
+
+    Raises:
+        InputError: no node offers such devices.
+    """
+    return gang_on(spec.device, core, Gang(spec.sizes[0], spec.devices_per_rank, spec.memory_per_rank_bytes))
 
 
-def replica_gang(spec: ServiceSpec) -> Gang:
-    """What the control core is asked for, for one replica."""
-    return Gang(
-        num_ranks=1,
-        devices_per_rank=spec.devices_per_replica,
-        memory_bytes_per_rank=spec.memory_per_replica_bytes,
-    )
+def replica_gang(spec: ServiceSpec, core: ControlCore) -> Gang:
+    """What the control core is asked for, for one replica.
+
+    Raises:
+        InputError: no node offers such devices.
+    """
+    return gang_on(spec.device, core, Gang(1, spec.devices_per_replica, spec.memory_per_replica_bytes))
+
+
+def stops_at_checkpoint(spec: JobSpec) -> bool:
+    """Whether the job leaves a drained node at its next checkpoint."""
+    return spec.train is not None if spec.stops_at_checkpoint is None else spec.stops_at_checkpoint
 
 
 def free_port() -> int:

@@ -18,8 +18,7 @@ from litestar.params import FromPath, QueryParameter
 from msgspec import Struct
 
 from groundplane import __version__
-from groundplane.control import events as ev
-from groundplane.control.views import LedgerView, NodeView, ledger_view, node_views
+from groundplane.control.views import LedgerView, ledger_view
 from groundplane.platform.runtime import identity
 from groundplane.platform.runtime.driver import Driver
 from groundplane.platform.runtime.http import needs, read_body
@@ -33,10 +32,11 @@ from groundplane.platform.runtime.job_desk import (
     LogPart,
     MissingError,
 )
+from groundplane.platform.runtime.node_routes import NODE_HANDLERS
 from groundplane.platform.runtime.operation import body_operation
 from groundplane.platform.runtime.service_desk import Service, ServiceDesk
 from groundplane.platform.runtime.state import hidden_password
-from groundplane.spec.errors import InputError, nearest_name
+from groundplane.spec.errors import InputError
 from groundplane.spec.job import JobSpec
 from groundplane.spec.quantity import Name, Seconds
 from groundplane.spec.service import Replicas, ServiceSpec
@@ -201,29 +201,6 @@ async def work_logs(
     return await desk.work_logs(work_id, offset=offset)
 
 
-@get("/nodes", sync_to_thread=False)
-def list_nodes(state: State) -> list[NodeView]:
-    """Nodes, their devices, and which work holds each."""
-    driver: Driver = state.driver
-    return node_views(driver.core)
-
-
-@post("/nodes/{node_id:str}/{change:str}", guards=[needs("admin")], status_code=200)
-async def change_node(node_id: FromPath[str], change: FromPath[str], state: State) -> list[NodeView]:
-    """Takes a node out of placement (`cordon`) or back in (`uncordon`); what runs there goes on."""
-    driver: Driver = state.driver
-    if node_id not in driver.core.state.nodes:
-        near = nearest_name(node_id, driver.core.state.nodes)
-        raise MissingError("no such node", field="node", value=node_id, nearest=near)
-    if change == "cordon":
-        await driver.handle(ev.NodeCordoned(node_id=node_id))
-    elif change == "uncordon":
-        await driver.handle(ev.NodeUncordoned(node_id=node_id))
-    else:
-        raise MissingError("must be cordon or uncordon", field="change", value=change)
-    return node_views(driver.core)
-
-
 @get("/ledger", sync_to_thread=False)
 def read_ledger(state: State) -> LedgerView:
     """Where every device-nanosecond went; the accounts sum to the total exactly."""
@@ -318,6 +295,6 @@ def _resident_bytes() -> int:
 
 HANDLERS: Final = [
     submit_job, list_jobs, view_job, cancel_job, job_logs, explain_job, deploy_service, list_services,
-    view_service, scale_service, remove_service, list_replicas, work_logs, list_nodes, change_node,
-    read_ledger, status, list_keys, create_key, revoke_key,
+    view_service, scale_service, remove_service, list_replicas, work_logs, read_ledger, status,
+    list_keys, create_key, revoke_key, *NODE_HANDLERS,
 ]  # fmt: skip

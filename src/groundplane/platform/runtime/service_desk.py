@@ -155,9 +155,10 @@ class ServiceDesk:
             queue=spec.queue,
             priority=spec.priority,
             num_replicas=spec.replicas,
-            gang=launch.replica_gang(spec),
+            gang=launch.replica_gang(spec, self._driver.core),
             restart=restart_policy(spec.restart),
             drain_ns=round(spec.drain_s * 1e9),
+            unready_limit_ns=round(spec.unready_limit_s * 1e9),
             generation=generation,
         )
         await self._change(spec, event, also)
