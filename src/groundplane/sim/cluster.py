@@ -213,6 +213,8 @@ class _Run:
                 reachable=self._reachable,
             )
         until_ns = world.until_ns or 1 << 62
+        if world.until_ns:
+            self._agenda.at(until_ns, lambda: None, LAST)  # so that there is a moment to stop at
         last_ns = min(jobs[-1].submit_ns, until_ns)
         self._run_while(lambda: self._agenda.now_ns < last_ns)
         arrivals_ledger = ledger_view(self._driver.core, self._agenda.now_ns)
