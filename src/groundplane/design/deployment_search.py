@@ -29,6 +29,7 @@ MAX_CANDIDATES: Final = 24
 MAX_STEPS: Final = 7
 """Simulations in all, candidates that are simulated, and simulations of one candidate."""
 
+_CHUNK: Final = 8192
 _CHUNKS: Final = (2048, 4096, 8192, 16384)
 _SEQUENCES: Final = (64, 128, 256, 512, 1024)
 _FILL: Final = 0.8
@@ -127,10 +128,15 @@ class Search:
         counts = list(candidate.counts)
         failed: list[int] | None = None
         found: Trial | None = None
+        chunk = _CHUNK
         for _ in range(MAX_STEPS):
-            trial = self._try(self._spec(candidate, tuple(counts)))
+            trial = self._try(self._spec(candidate, tuple(counts), chunk))
             if trial is None:
                 break
+            if chunk == _CHUNK and not trial.meets and self._stalls(trial):
+                smaller = self._try(self._spec(candidate, tuple(counts), _CHUNKS[0]))
+                if smaller is not None and smaller.excess < trial.excess:
+                    trial, chunk = smaller, _CHUNKS[0]
             if trial.meets:
                 found = trial
                 break
@@ -145,7 +151,13 @@ class Search:
             if best is not None and best.meets and least * price > best.usd_per_hour * (1.0 + 1e-9):
                 break
         if found is not None and failed is not None:
-            self._shrink(candidate, failed, counts)
+            self._shrink(candidate, failed, counts, chunk)
+
+    @staticmethod
+    def _stalls(trial: Trial) -> bool:
+        """Whether tokens come too slowly where prompts and decoding share an engine."""
+        late = {bound.name.partition("_")[0] for bound in trial.latency.bounds if not bound.met}
+        return len(trial.spec.pools) == 1 and bool(late & {"tpot", "itl"})
 
     def _more(self, trial: Trial, candidate: Candidate, counts: list[int]) -> list[int]:
         """Where it was too slow: prefill for first tokens, decoding for the others; by how far it was off."""
@@ -162,7 +174,7 @@ class Search:
         others = bool(late - {"ttft"}) or not first
         return [grown(counts[0]) if first else counts[0], grown(counts[1]) if others else counts[1]]
 
-    def _shrink(self, candidate: Candidate, failed: list[int], met: list[int]) -> None:
+    def _shrink(self, candidate: Candidate, failed: list[int], met: list[int], chunk: int) -> None:
         """Halves the way between counts that failed and that met the SLO, one engine after the other."""
         for place in range(len(met)):
             low, high = failed[place], met[place]
@@ -171,7 +183,7 @@ class Search:
                     break
                 middle = [*met]
                 middle[place] = (low + high) // 2
-                trial = self._try(self._spec(candidate, tuple(middle)))
+                trial = self._try(self._spec(candidate, tuple(middle), chunk))
                 if trial is None:
                     return
                 if trial.meets:
@@ -180,7 +192,7 @@ class Search:
                 else:
                     low = middle[place]
 
-    def _spec(self, candidate: Candidate, counts: tuple[int, ...]) -> DeploymentSpec:
+    def _spec(self, candidate: Candidate, counts: tuple[int, ...], chunk: int) -> DeploymentSpec:
         names = ("prefill", "decode") if candidate.disaggregated else ("serve",)
         first = candidate.engines[0].choice
         pools = []
@@ -196,6 +208,7 @@ class Search:
                     attention_dp=layout.attention_dp,
                     ep=layout.expert_ep,
                     max_sequences=sequences_for(candidate.running),
+                    max_batched_tokens=chunk,
                 )
             )
         return DeploymentSpec(

@@ -23,7 +23,7 @@ class PoolResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `replicas_mean` is up time over the run's length (ranks of data-parallel attention counted together as
     one replica), `busy_share` iterations over time ready, `kv_mean_share` and `kv_peak_share` blocks held by
-    requests, `batch_mean` tokens made in an iteration.
+    requests, `decode_tokens` all but the first tokens of requests, `batch_mean` of them an iteration.
     """
 
     name: str
@@ -36,7 +36,7 @@ class PoolResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     iterations: int
     batch_mean: float
     prompt_tokens: int
-    output_tokens: int
+    decode_tokens: int
     kv_blocks: int
     kv_mean_share: float
     kv_peak_share: float
@@ -91,7 +91,7 @@ def pool_results(built: BuiltDeployment, outcome: Outcome) -> tuple[PoolResult, 
                 iterations=iterations,
                 batch_mean=_ratio(made, iterations),
                 prompt_tokens=int(totals.prompt_tokens[mine].sum()),
-                output_tokens=made,
+                decode_tokens=made,
                 kv_blocks=blocks,
                 kv_mean_share=_ratio(float(totals.kv_block_ns[mine].sum()), ready_ns * blocks),
                 kv_peak_share=_ratio(float(np.max(totals.kv_peak_blocks[mine], initial=0)), blocks),
