@@ -1,8 +1,9 @@
 """Speed of tiered storage against the raw disk, a memory copy and other S3 clients, on this machine.
 
-Everything is measured in the same run, taking turns, and told as the median of the repeats. Cold means that the
-pages were dropped by `posix_fadvise`, of our cache, of the raw file and of the S3 server's volumes alike. The S3
-server is SeaweedFS on loopback; peers run in environments that this makes in the folder given by --work.
+Everything is measured in the same run, taking turns, and told as the median of the repeats. Cold means that
+the pages were dropped by `posix_fadvise`, of our cache, of the raw file and of the S3 server's volumes alike.
+The S3 server is SeaweedFS on loopback; peers run in environments that this makes in the folder given by
+--work.
 
     python benchmarks/storage.py [--json] [--size 1GiB] [--objects 1000000]
 """
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,6 @@ from s3_server import S3Server  # noqa: E402
 
 from groundplane.platform.storage.spec import StoreSpec  # noqa: E402
 from groundplane.platform.storage.store import Store  # noqa: E402
-from groundplane.platform.storage.upkeep import warm  # noqa: E402
 from groundplane.spec.units import BYTES, parse_int  # noqa: E402
 
 BLOCK_BYTES = 2**20
@@ -77,38 +78,68 @@ def disk(work: Path, size: int, repeats: int) -> dict[str, Any]:
     """Cached reads and durable writes, with the raw disk taking turns with the store."""
     clean(work)
     data = os.urandom(BLOCK_BYTES) * (size // BLOCK_BYTES)
-    raw_write, through, local, raw_read, cached = ([] for _ in range(5))
+    spec = StoreSpec(durable=f"file://{work}/durable", cache=str(work / "cache"))
     raw = work / "raw"
-    for turn in range(repeats):
-        shutil.rmtree(work / "durable", ignore_errors=True)
-        shutil.rmtree(work / "cache", ignore_errors=True)
-        raw_write.append(timed(lambda: write_raw(raw, data)))
-        spec = StoreSpec(durable=f"file://{work}/durable", cache=str(work / "cache"))
+
+    def store_write(local: bool) -> float:
         with Store(spec) as store:
-            through.append(timed(lambda: store.write("through", data, local=False).result()))
-            sending = []
-            local.append(timed(lambda: sending.append(store.write("local", data))))
-            sending[0].result()
-            warm(store, "local")
-        for _ in range(1 + (turn == 0)):  # once more at first: the first read of all finds cold code
-            drop_pages(work)
-            raw_read.append(timed(lambda: read_raw(raw)))
-            drop_pages(work)
-            with Store(spec) as store:
-                cached.append(timed(lambda: drain(store, "local", size)))
-                if store.fetcher.counts.bytes_from["durable"]:
-                    raise SystemExit("a cached read went to the durable tier")
-        raw.unlink()
-    clean(work)
-    return {
-        "raw_write_bytes_per_s": size / statistics.median(raw_write),
-        "durable_write_bytes_per_s": size / statistics.median(through),
-        "durable_write_vs_disk": statistics.median(raw_write) / statistics.median(through),
-        "local_write_vs_disk": statistics.median(raw_write) / statistics.median(local),
-        "raw_read_bytes_per_s": size / statistics.median(raw_read),
-        "cached_read_bytes_per_s": size / statistics.median(cached),
-        "cached_read_vs_disk": statistics.median(raw_read) / statistics.median(cached),
+            begin_s = time.perf_counter()
+            sending = store.write("file", data, local=local)
+            took_s = time.perf_counter() - begin_s
+            sending.result()
+        return took_s
+
+    def cached_read() -> float:
+        with Store(spec) as store:
+            took_s = timed(lambda: drain(store, "file", size))
+            if store.fetcher.counts.bytes_from["durable"]:
+                raise SystemExit("a cached read went to the durable tier")
+        return took_s
+
+    def remove() -> None:
+        for one in (raw, work / "durable", work / "cache"):
+            shutil.rmtree(one, ignore_errors=True) if one.is_dir() else one.unlink(missing_ok=True)
+
+    writes = {
+        "raw_write": lambda: timed(lambda: write_raw(raw, data)),
+        "durable_write": lambda: store_write(False),
+        "local_write": lambda: store_write(True),
     }
+    reads = {"raw_read": lambda: timed(lambda: read_raw(raw)), "cached_read": cached_read}
+    taken = in_turns(writes, repeats, remove)
+    write_raw(raw, data)
+    store_write(True)
+    taken |= in_turns(reads, repeats, lambda: drop_pages(work))
+    clean(work)
+    median = {name: statistics.median(times) for name, times in taken.items()}
+    return {
+        **{f"{name}_bytes_per_s": size / took for name, took in median.items()},
+        "durable_write_vs_disk": median["raw_write"] / median["durable_write"],
+        "local_write_vs_disk": median["raw_write"] / median["local_write"],
+        "cached_read_vs_disk": median["raw_read"] / median["cached_read"],
+        "disk_times_s": {name: [round(one, 3) for one in times] for name, times in taken.items()},
+    }
+
+
+def in_turns(
+    calls: dict[str, Callable[[], float]], repeats: int, before: Callable[[], None]
+) -> dict[str, list[float]]:
+    """Times of each call, taking turns, forwards and backwards.
+
+    Each is called twice and the second time counts: a virtual machine gives free memory back to its host
+    within seconds, and taking it again costs more than the disk does. So what is timed finds the memory that
+    its own first call just freed.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(repeats):
+        for name in list(calls) if turn % 2 == 0 else reversed(list(calls)):
+            for _ in range(2):
+                os.sync()
+                before()
+                took_s = calls[name]()
+            taken[name].append(took_s)
+    before()
+    return taken
 
 
 def s3(work: Path, size: int, repeats: int) -> dict[str, Any]:
@@ -120,32 +151,43 @@ def s3(work: Path, size: int, repeats: int) -> dict[str, Any]:
         os.environ.update(server.environment)
         server.make_bucket("bench")
         data = os.urandom(BLOCK_BYTES) * (size // BLOCK_BYTES)
-        plain = {"durable": "s3://bench/base", "endpoint": server.endpoint, "sources": {"plain": "s3://bench/plain"}}
+        plain = {
+            "durable": "s3://bench/base",
+            "endpoint": server.endpoint,
+            "sources": {"plain": "s3://bench/plain"},
+        }
         with Store(StoreSpec(**plain, cache=str(work / "cache-write"))) as store:
             upload_plain(server, data)
             durable_s = timed(lambda: store.write("file", data, local=False).result())
-        del data
         for kind, package in PEERS.items():
             python = environment(work.parent / "environments" / package, package)
             peers[kind] = subprocess.Popen(
-                [python, ROOT / "benchmarks/peers/s3_peer.py", kind, server.endpoint, "bench", "plain/object", str(size)],
+                [
+                    python,
+                    ROOT / "benchmarks/peers/s3_peer.py",
+                    kind,
+                    server.endpoint,
+                    "bench",
+                    "plain/object",
+                    str(size),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
-        times: dict[str, list[float]] = {name: [] for name in ["ours-plain", "ours", *peers]}
-        for _ in range(repeats):
-            for name, taken in times.items():
-                drop_pages(work)
-                if name in peers:
-                    taken.append(asked(peers[name]))
-                    continue
-                cache = work / "cache"
-                shutil.rmtree(cache, ignore_errors=True)
-                with Store(StoreSpec(**plain, cache=str(cache))) as store:
-                    wanted = "file" if name == "ours" else "plain/object"
-                    taken.append(timed(lambda: drain(store, wanted, size)))
-                    store.fetcher.settle()
+
+        def ours(name: str) -> float:
+            cache = work / "cache"
+            shutil.rmtree(cache, ignore_errors=True)
+            with Store(StoreSpec(**plain, cache=str(cache))) as store:
+                return timed(lambda: drain(store, name, size))
+
+        calls: dict[str, Callable[[], float]] = {
+            "ours-plain": lambda: ours("plain/object"),
+            "ours": lambda: ours("file"),
+        }
+        calls |= {kind: lambda peer=peer: asked(peer) for kind, peer in peers.items()}
+        times = in_turns(calls, repeats, lambda: drop_pages(work))
     finally:
         for peer in peers.values():
             peer.kill()
@@ -156,6 +198,7 @@ def s3(work: Path, size: int, repeats: int) -> dict[str, Any]:
     best = min((median[name], name) for name in peers)
     return {
         "cold_read_bytes_per_s": {name: size / took for name, took in median.items()},
+        "cold_read_times_s": {name: [round(one, 3) for one in taken] for name, taken in times.items()},
         "cold_read_best_peer": best[1],
         "cold_read_vs_best_peer": best[0] / median["ours-plain"],
         "cold_read_parts_vs_best_peer": best[0] / median["ours"],
@@ -176,7 +219,9 @@ def environment(folder: Path, package: str) -> str:
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", package], check=True)
+        subprocess.run(
+            [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", package], check=True
+        )
     return str(python)
 
 

@@ -1,8 +1,9 @@
 """Reads one S3 object whole into memory with another client, and says how long it took.
 
 Run by `benchmarks/storage.py` in an environment that has only that client:
-`s3_peer.py KIND ENDPOINT BUCKET KEY SIZE REPEATS`, one time in seconds a line, best settings of each client that
-were found on a loopback server: parts of 8 to 16 MiB, 4 to 8 at a time.
+`s3_peer.py KIND ENDPOINT BUCKET KEY SIZE`: for each line on standard input one read, and its time in seconds
+on standard output. Where a client takes settings, it has the same parts and the same number at a time as
+ours.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ def s3fs_reader(endpoint: str, bucket: str, key: str, size: int) -> Callable[[],
         fs = s3fs.S3FileSystem(endpoint_url=endpoint, use_listings_cache=False)
         starts = range(0, size, PART_BYTES)
         parts = fs.cat_ranges(
-            [f"{bucket}/{key}"] * len(starts), list(starts), [min(at + PART_BYTES, size) for at in starts], max_gap=None
+            [f"{bucket}/{key}"] * len(starts),
+            list(starts),
+            [min(at + PART_BYTES, size) for at in starts],
+            max_gap=None,
         )
         return sum(map(len, parts))
 
@@ -50,7 +54,9 @@ def obstore_ranges_reader(endpoint: str, bucket: str, key: str, size: int) -> Ca
         starts = list(range(0, size, PART_BYTES))
         with ThreadPoolExecutor(8) as pool:
             lengths = [min(PART_BYTES, size - at) for at in starts]
-            parts = pool.map(lambda at, length: store.get_range(key, start=at, length=length), starts, lengths)
+            parts = pool.map(
+                lambda at, length: store.get_range(key, start=at, length=length), starts, lengths
+            )
             return sum(map(len, parts))
 
     return read
@@ -107,7 +113,7 @@ def main() -> None:
     kind, endpoint, bucket, key, size_text = sys.argv[1:6]
     size = int(size_text)
     read = READERS[kind](endpoint, bucket, key, size)
-    # One line asked for on standard input, one answer: the caller drops caches in between.
+    # The caller drops caches in between.
     for _ in sys.stdin:
         begin_s = time.perf_counter()
         got = read()
