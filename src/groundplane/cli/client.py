@@ -145,11 +145,11 @@ def checked_address(url: str) -> str:
         InputError: it is no http://HOST:PORT.
     """
     rule = "must be http://HOST:PORT, as groundplane up prints it"
-    parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
     try:
+        parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
         host, port = parts.hostname, parts.port
     except ValueError:
-        host = port = None
+        raise InputError(rule, field="GROUNDPLANE_URL", value=url) from None
     if parts.scheme != "http" or not host or port is None or parts.path.strip("/") or parts.query:
         raise InputError(rule, field="GROUNDPLANE_URL", value=url)
     return parts.netloc
