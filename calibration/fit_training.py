@@ -8,8 +8,11 @@ of one model on as many equal chips together); each source is also left out whol
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,13 @@ from groundplane.perfmodel.case_prices import CasePricer
 from groundplane.perfmodel.evidence import Evidence
 from groundplane.perfmodel.profiles import FITTED, StackProfile
 from groundplane.perfmodel.published import COLUMNS, Case, runs_of
-from groundplane.perfmodel.training_fit import fit_profile, unseen_ratios
+from groundplane.perfmodel.training_fit import fit_profile, folds_of, unseen_ratios
 from groundplane.perfmodel.validation.table import read_table
 from groundplane.perfmodel.validation.training import cases_of
 
 FILES = ("training_measured.csv", "training_measured_vtrain_single.csv", "training_measured_nanotron.csv")
 LEAST_FOR_A_SPREAD = 12
+WORKERS = 4
 
 _GPT2021 = StackProfile(
     "megatron-lm", fused_attention=False, overlaps_backward=False, gathers_ahead=False, gradient_bytes=2.0
@@ -39,7 +43,6 @@ _NANOTRON = StackProfile(
     overlaps_backward=False,
     gathers_ahead=False,
     host_s_per_operator=6e-5,
-    hop_s=4e-5,
 )
 
 FACTS = (
@@ -52,38 +55,81 @@ FACTS = (
     StackProfile("torchtitan-plain", overlaps_backward=False, gathers_ahead=False, link_share=0.4),
     StackProfile("megascale", ties_tensor_backward=True),
     StackProfile("llm-foundry", gradient_bytes=2.0),
-    StackProfile("torchtitan", balances_ring=False, selective_linears=0.5),
+    StackProfile("torchtitan", balances_ring=False, selective_linears=0.5, ties_tensor_backward=True),
     StackProfile("internevo", gradient_bytes=2.0),
-    _NANOTRON,
-    msgspec.structs.replace(_NANOTRON, name="nanotron-stalling", slow_gathers=True, stall_s=1.3, hop_s=2e-4),
-    msgspec.structs.replace(_NANOTRON, name="nanotron-late", slow_gathers=True, hop_s=3e-4),
+    msgspec.structs.replace(_NANOTRON, slow_gathers=True, hop_s=2e-4),
+    msgspec.structs.replace(_NANOTRON, name="nanotron-unfixed", stall_s=1.2, hop_s=5e-5),
+    msgspec.structs.replace(_NANOTRON, name="nanotron-either", slow_gathers=True, stall_s=0.1, hop_s=2e-4),
     StackProfile("maxtext"),
 )
 """What each stack does; numbers here are where its fit begins."""
 
+VARIANTS = {"nanotron-unfixed": ("nanotron", ("stall_s", "hop_s"))}
+"""Stacks that have the numbers of another one but for some that are fitted."""
+
+POOLED = {"nanotron-either": ("nanotron", "nanotron-unfixed")}
+"""Stacks for runs that leave their variant open, fitted to the runs of all variants."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """What fitting one stack gave: its profile, residuals of its runs on unseen folds, the profile without
+    each source, and lines for the residuals file."""
+
+    profile: StackProfile
+    cases: list[Case]
+    ratios: np.ndarray
+    without: dict[str, StackProfile]
+    lines: list[str]
+
 
 def main() -> None:
     cases, used = read_cases()
-    profiles, spreads, without = [], {}, {}
-    every: dict[str, list[float]] = {"": [], ", inferred": []}
-    for facts in FACTS:
-        own = [case for case in cases if case.stack == facts.name]
-        pricer = CasePricer(own)
-        profile = fit(pricer, own, facts)
-        profiles.append(profile)
-        ratios = unseen_ratios(pricer, own, facts)
-        for suffix, complete in (("", True), (", inferred", False)):
-            mine = [r for r, case in zip(ratios.tolist(), own, strict=True) if case.complete == complete]
-            every[suffix] += mine
-            if len(mine) >= LEAST_FOR_A_SPREAD:
-                spreads[facts.name + suffix] = evidence(mine, facts.name)
-        for source in dict.fromkeys(case.source for case in own):
-            rest = np.array([float(case.source != source) for case in own])
-            without[source] = fit(pricer, own, facts, rest) if rest.any() else facts
-        report(profile, pricer, own, ratios)
-    for suffix, ratios_of_all in every.items():
-        spreads["any" + suffix] = evidence(ratios_of_all, "all stacks")
-    write(used, profiles, spreads, without)
+    own = {facts.name: cases_for(facts.name, cases) for facts in FACTS}
+    with ProcessPoolExecutor(max_workers=WORKERS, mp_context=get_context("spawn")) as pool:
+        first = [facts for facts in FACTS if facts.name not in VARIANTS]
+        first.sort(key=lambda facts: -sum(len(case.layouts) for case in own[facts.name]))
+        done = dict(pool.map(fit_stack, ((facts, FITTED, own[facts.name]) for facts in first)))
+        second = [beginning(facts, done) for facts in FACTS if facts.name in VARIANTS]
+        done |= dict(pool.map(fit_stack, ((start, free, own[start.name]) for start, free in second)))
+    fitted = [done[facts.name] for facts in FACTS]
+    LINES.extend(line for one in fitted for line in one.lines)
+    write(
+        used,
+        [one.profile for one in fitted],
+        spreads_of(fitted),
+        {source: profile for one in fitted for source, profile in one.without.items()},
+    )
+
+
+def fit_stack(task: tuple[StackProfile, tuple[str, ...], list[Case]]) -> tuple[str, Fitted]:
+    """Fits one stack: (its name, what came of it)."""
+    start, free, own = task
+    pricer = CasePricer(own)
+    profile = fit(pricer, own, start, free=free)
+    ratios = unseen_ratios(pricer, own, start, free)
+    without = {}
+    for source in dict.fromkeys(case.source for case in own):
+        rest = np.array([float(case.source != source) for case in own])
+        without[source] = fit(pricer, own, start, rest, free) if rest.any() else start
+    LINES.clear()
+    report(profile, pricer, own, ratios)
+    return start.name, Fitted(profile, own, ratios, without, list(LINES))
+
+
+def spreads_of(fitted: Sequence[Fitted]) -> dict[str, Evidence]:
+    """Residuals on unseen folds by stack, and of all stacks together (see `TrainingCalibration.spreads`)."""
+    found: dict[str, Evidence] = {}
+    for one in fitted:
+        name = one.profile.name
+        for suffix, places in groups_of(one.cases).items():
+            if len(places) >= LEAST_FOR_A_SPREAD:
+                found[name + suffix] = evidence(one.ratios[places].tolist(), name + suffix)
+    counted = [one for one in fitted if one.profile.name not in POOLED]
+    ratios = np.concatenate([one.ratios for one in counted])
+    for suffix, places in groups_of([case for one in counted for case in one.cases]).items():
+        found["any" + suffix] = evidence(ratios[places].tolist(), "all stacks" + suffix)
+    return found
 
 
 def read_cases() -> tuple[list[Case], dict[str, int]]:
@@ -98,10 +144,42 @@ def read_cases() -> tuple[list[Case], dict[str, int]]:
     return cases, used
 
 
+def groups_of(cases: Sequence[Case]) -> dict[str, list[int]]:
+    """Places of the runs whose residuals belong together (see `TrainingCalibration.spreads`): complete and
+    inferred ones apart, and each of one and of several servers where there are enough of both."""
+    found: dict[str, list[int]] = {}
+    for suffix, complete in (("", True), (", inferred", False)):
+        places = [place for place, case in enumerate(cases) if case.complete == complete]
+        several = [place for place in places if cases[place].cluster.num_nodes > 1]
+        one = [place for place in places if place not in several]
+        found[suffix] = places
+        if min(len(one), len(several)) >= LEAST_FOR_A_SPREAD:
+            found[suffix + ", one server"], found[suffix + ", several servers"] = one, several
+    return found
+
+
+def cases_for(stack: str, cases: Sequence[Case]) -> list[Case]:
+    """The runs that a stack is fitted to, all under its name."""
+    names = POOLED.get(stack, (stack,))
+    return [dataclasses.replace(case, stack=stack) for case in cases if case.stack in names]
+
+
+def beginning(facts: StackProfile, done: Mapping[str, Fitted]) -> tuple[StackProfile, tuple[str, ...]]:
+    """Where the fit of a variant begins, and the numbers that it may move."""
+    base_name, free = VARIANTS[facts.name]
+    base = done[base_name].profile
+    shared = {name: getattr(base, name) for name in FITTED if name not in free}
+    return msgspec.structs.replace(facts, **shared), free
+
+
 def fit(
-    pricer: CasePricer, cases: Sequence[Case], start: StackProfile, seen: np.ndarray | None = None
+    pricer: CasePricer,
+    cases: Sequence[Case],
+    start: StackProfile,
+    seen: np.ndarray | None = None,
+    free: Sequence[str] = FITTED,
 ) -> StackProfile:
-    fitted = fit_profile(pricer, cases, start, seen)
+    fitted = fit_profile(pricer, cases, start, seen, free)
     return msgspec.structs.replace(fitted, **{name: float(f"{getattr(fitted, name):.4g}") for name in FITTED})
 
 
@@ -130,7 +208,24 @@ def report(profile: StackProfile, pricer: CasePricer, cases: Sequence[Case], rat
         cells = " | ".join(f"{seen} {unseen}".split())
         LINES.append(f"| {source} | {mine.sum()} | {cells} |")
         sys.stdout.write(f"  {source[:60]:60} n {mine.sum():4} fitted {seen} unseen {unseen}\n")
+    folds = folds_of(cases)
+    for suffix, places in groups_of(cases).items():
+        if len(places) >= LEAST_FOR_A_SPREAD:
+            share = held_pct(ratios[places], folds[places])
+            LINES.append(f"\nIntervals of other folds' residuals hold {share:.0f} % of runs{suffix}.")
     sys.stdout.flush()
+
+
+def held_pct(ratios: np.ndarray, folds: np.ndarray) -> float:
+    """Share of runs, in per cent, inside the 10th to 90th percentile of the residuals of other folds."""
+    held = 0
+    for fold in np.unique(folds):
+        mine = folds == fold
+        if mine.all():
+            return float("nan")
+        low, high = np.quantile(ratios[~mine], [0.1, 0.9])
+        held += int(((ratios[mine] >= low) & (ratios[mine] <= high)).sum())
+    return 100.0 * held / len(ratios)
 
 
 def error_line(ratio: np.ndarray) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,9 @@ class ToyPricer:
     """Times and memory from the layout's own numbers, with many ties, and a bound `slack` below the time."""
 
     def __init__(self, seed: int, limit: float, slack: float) -> None:
-        self.weights = np.random.default_rng(seed).integers(1, 6, size=15).astype(float)
+        self.weights = (
+            np.random.default_rng(seed).integers(1, 6, size=len(dataclasses.fields(Layouts))).astype(float)
+        )
         self.memory_limit_bytes = limit
         self.slack = slack
 

@@ -108,7 +108,7 @@ def test_fewer_micro_batches_than_stages_still_pass() -> None:
         (4, 1, 16, "1f1b", 1e-9),
         (4, 4, 16, "interleaved", 1e-9),
         (4, 1, 16, "zero-bubble", 0.01),
-        (4, 1, 16, "dualpipe", 0.15),
+        (4, 1, 16, "dualpipe", 0.03),
     ],
 )
 def test_totals_agree_with_the_estimate(
@@ -126,7 +126,7 @@ def test_totals_agree_with_the_estimate(
     stages = {name: float(value[0]) for name, value in prices.stages_s.items()}
     profile = question.study.profile
     tail = sum(part.end_s - part.start_s for part in timeline.tail)
-    once = profile.step_overhead_s + profile.stall_s * num_micro
+    once = profile.step_overhead_s + profile.stall_s * (num_micro if pp > 1 else 0)
     assert tail == pytest.approx(stages["data_communication"] + stages["optimizer"] + once)
     # The slowest stage: what it works and sends, and what it waits, are the estimate's stages.
     busy = max(timeline.busy_s(rank) for rank in range(pp))

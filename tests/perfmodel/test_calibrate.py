@@ -37,7 +37,10 @@ def test_own_runs_become_a_profile(tmp_path: Path) -> None:
     assert profile.name == "internevo-ours"
     assert profile.gradient_bytes == stack_profile("internevo").gradient_bytes
     calibration = training_calibration()
-    assert calibration.spread_of(profile.name) == calibration.spread_of("internevo")
+    for several in (False, True):
+        assert calibration.spread_of(profile.name, several_servers=several) == calibration.spread_of(
+            "internevo", several_servers=several
+        )
 
 
 def test_too_few_runs_are_refused(tmp_path: Path) -> None:

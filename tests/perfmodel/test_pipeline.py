@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundplane.perfmodel.pipeline import pipeline_s, stage_kinds
+from groundplane.perfmodel.pipeline import mirrored_kinds, pipeline_s, stage_kinds
 
 
 def seconds(pp: int, vpp: int, num_micro: int, schedule: int, stage_s: float = 3.0) -> tuple[float, float]:
@@ -50,6 +50,13 @@ def test_a_head_as_heavy_as_two_layers_gets_a_lighter_last_stage() -> None:
     first = next(kind for kind in kinds if kind.embedding)
     assert last.layers[0] < first.layers[0]
     assert last.layers[0] + first.layers[0] == 16
+
+
+def test_ranks_of_two_stages_hold_a_stage_and_its_mirror() -> None:
+    # 3, 3, 2 and 2 layers, embedding at the front and head at the back: kinds in order are 0, 1, 2, 3.
+    assert mirrored_kinds((0,) * 10, 1, 4) == [(0, 3), (1, 2)]
+    # All but the ends hold the same.
+    assert mirrored_kinds((0,) * 12, 1, 6) == [(0, 2), (1, 1)]
 
 
 @given(

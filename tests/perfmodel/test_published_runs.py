@@ -157,3 +157,46 @@ def test_stacks_are_known_by_source_or_else_by_what_they_do(
     source: str, sharding: str, chip: str, stack: str
 ) -> None:
     assert stack_of(source, sharding, chip) == stack
+
+
+def test_nanotron_runs_say_whether_their_pipelines_were_repaired() -> None:
+    source = "HF nanotron sweep"
+    assert stack_of(source, "ZeRO-1", "H100", "job 14113488; after_pp_fix=True") == "nanotron"
+    assert stack_of(source, "ZeRO-1", "H100", "job 14113488; after_pp_fix=False") == "nanotron-unfixed"
+    # Job numbers decide nothing, and a run that says nothing is priced by what all runs have in common.
+    assert stack_of(source, "ZeRO-1", "H100", "job 14113488") == "nanotron-either"
+    assert stack_of(source, "ZeRO-1", "H100") == "nanotron-either"
+
+
+def test_an_unknown_layout_is_every_one_that_divides(tmp_path: Path) -> None:
+    found = complete(tmp_path, {"tp": "", "pp": "", "dp": "", "micro_batch": "4", "n_chips": "64"})
+    assert "layout" in found.open_fields
+    meshes = {(layout["tp"], layout["pp"], layout["dp"]) for layout in found.layouts}
+    assert (8.0, 2.0, 4.0) in meshes
+    assert all(tp * pp * dp == 64 and 48 % pp == 0 for tp, pp, dp in meshes)
+    # What is stated stays: three pipeline stages do not divide 64 chips.
+    assert {mesh[0] for mesh in meshes} == {1.0, 2.0, 4.0, 8.0}
+    given = complete(tmp_path, {"tp": "8", "pp": "", "dp": "", "n_chips": "64"})
+    assert {layout["tp"] for layout in given.layouts} == {8.0}
+
+
+def test_unknown_expert_parallelism_is_every_divisor(tmp_path: Path) -> None:
+    moe = {"model": "Qwen3-30B-A3B", "layers": "", "hidden": "", "experts": "128", "topk": "8",
+           "n_chips": "16", "tp": "1", "pp": "1", "dp": "16", "ep": "", "seq_len": "4096"}  # fmt: skip
+    found = complete(tmp_path, moe)
+    assert "expert parallelism" in found.open_fields
+    assert {layout["ep"] for layout in found.layouts} == {1.0, 2.0, 4.0, 8.0, 16.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": "Nemotron_3_Nano"}, "state-space"),
+        ({"model": "610 610"}, "wrong in its source"),
+        ({"tp": "", "pp": "", "dp": "", "global_batch": ""}, "states no batch"),
+    ],
+)
+def test_what_cannot_be_priced_says_why(tmp_path: Path, change: dict[str, str], reason: str) -> None:
+    found = case(tmp_path, change)
+    assert isinstance(found, Excluded)
+    assert reason in found.reason

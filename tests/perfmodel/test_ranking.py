@@ -10,7 +10,7 @@ import pytest
 
 from groundplane.catalog import resolve_cluster, resolve_llm
 from groundplane.perfmodel.case_prices import CasePricer
-from groundplane.perfmodel.operators import Precision
+from groundplane.perfmodel.passes import Precision
 from groundplane.perfmodel.profiles import training_calibration
 from groundplane.perfmodel.published import COLUMNS, Case, runs_of
 from groundplane.perfmodel.validation.ranking import rankings

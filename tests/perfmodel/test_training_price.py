@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from groundplane.catalog.resolve import resolve_cluster, resolve_llm
 from groundplane.perfmodel.estimate import STAGES
-from groundplane.perfmodel.operators import Precision
+from groundplane.perfmodel.passes import Precision
 from groundplane.perfmodel.profiles import StackProfile
 from groundplane.perfmodel.strategy import RECOMPUTE, Layouts
 from groundplane.perfmodel.training import TrainingJob, TrainingPrices, price_training
@@ -128,3 +128,25 @@ def test_narrow_formats_are_faster_for_wide_models() -> None:
     bf16 = price(TrainingJob(model, 8192), fields).step_s[0]
     fp8 = price(TrainingJob(model, 8192, Precision("fp8")), fields).step_s[0]
     assert fp8 < bf16
+
+
+def test_gathers_that_the_host_paces_hide_behind_enough_work() -> None:
+    layout = Layouts.of(tp=8, dp=2, num_micro=8, sequence_parallel=1, micro_batch=[1, 2, 16])
+    slow = msgspec.structs.replace(PROFILE, slow_gathers=True, hop_s=3e-4)
+    quick, paced = (price_training(LLAMA, cluster(16), layout, one).step_s for one in (PROFILE, slow))
+    # 32 layers x 10 collectives x 7 ranks x 0.3 ms a micro-batch, whatever its size.
+    assert paced[0] / 8 > 32 * 10 * 7 * 3e-4
+    assert paced[1] / paced[0] < 1.1 < quick[1] / quick[0]
+    assert paced[2] / quick[2] < 1.05
+    # One node has none of it.
+    alone = Layouts.of(tp=8, num_micro=8, sequence_parallel=1)
+    inside = [price_training(LLAMA, cluster(8), alone, one).step_s[0] for one in (PROFILE, slow)]
+    assert inside[0] == inside[1]
+
+
+def test_micro_batches_stand_still_in_pipelines_only() -> None:
+    stalling = msgspec.structs.replace(PROFILE, stall_s=1.0)
+    layouts = Layouts.of(tp=[8, 4], pp=[1, 2], dp=2, num_micro=16)
+    more = price_training(LLAMA, cluster(16), layouts, stalling).step_s
+    less = price_training(LLAMA, cluster(16), layouts, msgspec.structs.replace(PROFILE, stall_s=0.0)).step_s
+    assert np.allclose(more - less, [0.0, 16.0], atol=0.5)

@@ -16,6 +16,7 @@ from groundplane.perfmodel.memory_stages import all_stages, full_stages, micro_b
 from groundplane.perfmodel.memory_training import (
     pipeline_stages,
     stage_parameters,
+    stage_states,
     training_memory,
     usable_bytes,
 )
@@ -196,6 +197,79 @@ def test_weights_are_conserved_over_all_ranks(tp: int, ep: int, pp: int) -> None
     whole = counts.norms + counts.router  # each tensor rank has its own copy
     expected = 16 * (counts.total - counts.experts - whole) + ranks * whole + ranks / ep * counts.experts
     assert total == pytest.approx(expected, rel=1e-12)
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]),
+    cp=st.sampled_from([1, 2, 4]),
+    pp=st.integers(1, 8),
+    dp=st.sampled_from([1, 2, 8, 16]),
+    ep=st.sampled_from([1, 2, 4, 8]),
+    zero=st.integers(0, 3),
+    shards=st.sampled_from([1, 2, 4]),
+    schedule=st.integers(0, 3),
+    profile=st.sampled_from(shipped_memory().profiles),
+)
+@settings(max_examples=100, deadline=None)
+def test_states_are_conserved_over_stages_and_shards(
+    tp: int, cp: int, pp: int, dp: int, ep: int, zero: int, shards: int, schedule: int, profile: MemoryProfile
+) -> None:
+    """Over all ranks of all stages every state is there once for each group that shards it."""
+    replicas = cp * dp
+    shard = max(replicas // shards, 1) if zero else replicas
+    if tp * replicas % ep or shard * tp < ep:
+        return
+    layouts = Layouts.of(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, zero=zero, shard=shard, schedule=schedule)
+    total = {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0}
+    for stage in pipeline_stages(MODEL, pp, profile):
+        for name, size in stage_states(MODEL, layouts, stage, profile).items():
+            total[name] += tp * replicas * float(size[0])
+    counts = MODEL.parameters()
+    copied = counts.norms + counts.router  # each tensor rank has its own copy
+    once = counts.total - counts.experts - copied
+    sizes = {"weights": profile.weight_bytes, "gradients": profile.gradient_bytes}
+    for least_zero, (name, size) in zip(
+        (3, 2, 1), (sizes | {"optimizer": profile.optimizer_bytes}).items(), strict=True
+    ):
+        groups = replicas / shard if zero >= least_zero else float(replicas)
+        # Experts have tp / ep times the replicas of the rest, and as many more of them hold a shard.
+        expert_groups = groups if zero >= least_zero else tp * replicas / ep
+        expected = size * (groups * (once + tp * copied) + expert_groups * counts.experts)
+        assert total[name] == pytest.approx(expected, rel=1e-12), name
+
+
+@given(tp=st.sampled_from([1, 2, 8]), pp=st.integers(1, 8))
+@settings(max_examples=20, deadline=None)
+def test_without_replicas_the_ranks_hold_the_model_once(tp: int, pp: int) -> None:
+    model = LlmSpec("plain", "test", 512, 8192, (LayerSpec(AttentionSpec(8, 4, 64, 64), MlpSpec(1024)),) * 8)
+    profile = MemoryProfile("exact")
+    counts = model.parameters()
+    held = {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0}
+    for stage in pipeline_stages(model, pp, profile):
+        for name, size in stage_states(model, Layouts.of(tp=tp, pp=pp), stage, profile).items():
+            held[name] += tp * float(size[0])
+    parameters = counts.total + (tp - 1) * counts.norms
+    each = (profile.weight_bytes, profile.gradient_bytes, profile.optimizer_bytes)
+    assert list(held.values()) == pytest.approx([parameters * size for size in each])
+
+
+@given(tp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 2, 4]), zero=st.integers(0, 3))
+@settings(max_examples=20, deadline=None)
+def test_what_leaves_the_chip_is_on_the_host(tp: int, pp: int, zero: int) -> None:
+    exact = MemoryProfile("exact", state_slack=1.0, activation_slack=1.0)
+    fields = {"tp": tp, "pp": pp, "dp": 4, "num_micro": 8, "zero": zero}
+    layouts = Layouts.of(**fields, offload=[0, 1, 2, 3])
+    found = training_memory(MODEL, SEQ, layouts, exact, first_stage=True)
+    optimizer, activations = found.parts_bytes["optimizer"], found.parts_bytes["activations"]
+    assert found.host_bytes[0] == 0.0
+    assert optimizer[1] == optimizer[3] == 0.0
+    assert found.host_bytes[1] == pytest.approx(optimizer[0])
+    assert optimizer[2] == optimizer[0]
+    # Where the optimizer step is the peak, activations are nought.
+    if activations[0] and activations[2]:
+        assert found.host_bytes[2] == pytest.approx(activations[0] - activations[2])
+    assert found.host_bytes[3] == pytest.approx(found.host_bytes[1] + found.host_bytes[2])
+    assert np.all(found.needed_bytes[1:] <= found.needed_bytes[0])
 
 
 LAYOUTS = st.fixed_dictionaries(

@@ -54,7 +54,7 @@ def scaling_command(
     from groundplane.catalog import cluster_sizes, resolve_llm
     from groundplane.design.scaling import Study, scaling_curve, what_ifs
     from groundplane.perfmodel.memory_profile import memory_profile
-    from groundplane.perfmodel.operators import Precision
+    from groundplane.perfmodel.passes import Precision
     from groundplane.perfmodel.profiles import stack_profile
     from groundplane.perfmodel.strategy import parse_layout
     from groundplane.perfmodel.training import TrainingJob

@@ -34,7 +34,7 @@ class LayoutSpace:
         job: model, sequence length, precision.
         num_chips: all of them are used.
         global_batch: sequences a step.
-        fixed: fields of `Layouts` that the person fixed; `recompute` and `schedule` by code.
+        fixed: fields of `Layouts` that the person fixed; `recompute`, `schedule` and `offload` by code.
         max_tp: largest tensor-parallel group tried (None: up to the number of heads).
         schedules: of the pipeline, those that the software stack has.
     """
@@ -57,7 +57,15 @@ class LayoutSpace:
             if name not in SCHEDULES:
                 raise unknown_name("schedule", name, SCHEDULES, field="schedules")
         for name in self.fixed:
-            if name not in (*_VARIED, "dp", "num_micro", "recompute", "recompute_share", "schedule"):
+            if name not in (
+                *_VARIED,
+                "dp",
+                "num_micro",
+                "recompute",
+                "recompute_share",
+                "schedule",
+                "offload",
+            ):
                 raise unknown_name("part of a layout", name, _VARIED, field="layout")
 
     def meshes(self) -> list[tuple[int, int, int, int]]:
@@ -110,7 +118,9 @@ class LayoutSpace:
         rows = np.concatenate(parts) if parts else np.zeros((0, len(_GROUP_FIELDS)))
         if not len(rows):
             raise InputError("no layout divides the chips, the batch and the model", field="layout")
-        return Layouts.of(**dict(zip(_GROUP_FIELDS, rows.T, strict=True)))
+        # States and activations stay on the chip unless a person asks: the host is what a search tries last.
+        offload = self.fixed.get("offload", 0.0)
+        return Layouts.of(**dict(zip(_GROUP_FIELDS, rows.T, strict=True)), offload=offload)
 
     def num_members(self, groups: Layouts) -> npt.NDArray[np.intp]:
         """How many layouts each group stands for."""

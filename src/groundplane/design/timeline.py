@@ -2,8 +2,7 @@
 
 Built from the prices of the step model, so that its totals are those of the estimate: the work of the slowest
 stage, exchange, optimizer and overhead are equal; the bubble is what the schedule leaves idle when played
-out, where the estimate has a formula (equal to it but for DualPipe, whose ranks average a stage and its
-mirror, which the formula does not). Also written as a trace for Perfetto or chrome://tracing.
+out, where the estimate has a formula. Also written as a trace for Perfetto or chrome://tracing.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def step_timeline(question: Question, layout: Layouts) -> Timeline:
     pipeline_s = end
     tail: list[Tail] = []
     once = {name: float(prices.stages_s[name][0]) for name in _TAIL}
-    once["launch"] = profile.step_overhead_s + profile.stall_s * num_micro
+    once["launch"] = float(model.once_s(profile)[0])
     for name in _TAIL:
         if once[name] > 0:
             tail.append(Tail(_TAIL_WORDS[name], end, end + once[name]))

@@ -6,7 +6,7 @@ import msgspec
 
 from groundplane.perfmodel.estimate import TrainingEstimate
 from groundplane.perfmodel.memory_advice import MemoryVerdict
-from groundplane.perfmodel.strategy import RECOMPUTE, SCHEDULES, Layouts
+from groundplane.perfmodel.strategy import OFFLOAD, RECOMPUTE, SCHEDULES, Layouts
 
 
 class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,6 +117,8 @@ def words(layout: Layouts, *, mixture: bool) -> str:
         found.append(f"recompute_share={float(layout.recompute_share[0]):g}")
     if size["pp"] > 1 and size["vpp"] == 1:
         found.append(f"schedule={SCHEDULES[size['schedule']]}")
+    if size["offload"]:
+        found.append(f"offload={OFFLOAD[size['offload']]}")
     return ",".join(found)
 
 
@@ -127,6 +129,7 @@ def parts(layout: Layouts) -> dict[str, int | float | str | bool]:
     }
     found["recompute"] = RECOMPUTE[int(layout.recompute[0])]
     found["schedule"] = SCHEDULES[int(layout.schedule[0])]
+    found["offload"] = OFFLOAD[int(layout.offload[0])]
     found["sequence_parallel"] = bool(layout.sequence_parallel[0])
     found["recompute_share"] = float(layout.recompute_share[0])
     return found
@@ -138,5 +141,6 @@ def layout_of(plan: TrainingPlan) -> Layouts:
     codes = {
         "recompute": RECOMPUTE.index(str(fields["recompute"])),
         "schedule": SCHEDULES.index(str(fields["schedule"])),
+        "offload": OFFLOAD.index(str(fields["offload"])),
     }
     return Layouts.of(**{name: float(codes.get(name, value)) for name, value in fields.items()})

@@ -24,7 +24,7 @@ from groundplane.perfmodel.evidence import Evidence
 from groundplane.perfmodel.intervals import StepSpread, step_spread
 from groundplane.perfmodel.memory_advice import MemoryVerdict, judge_memory
 from groundplane.perfmodel.memory_profile import memory_profile
-from groundplane.perfmodel.operators import Precision
+from groundplane.perfmodel.passes import Precision
 from groundplane.perfmodel.profiles import stack_profile, training_calibration
 from groundplane.perfmodel.strategy import RECOMPUTE, Layouts, parse_layout
 from groundplane.perfmodel.training import TrainingJob, price_training
@@ -193,7 +193,7 @@ def ask(
         global_batch,
         given,
         stack,
-        training_calibration().spread_of(profile.name),
+        training_calibration().spread_of(profile.name, several_servers=where.num_nodes > 1),
         schedules,
     )
     check_fixed(question.space)
@@ -318,7 +318,8 @@ def _options(question: Question, found: Found) -> tuple[Option, ...]:
 
 def _relief(question: Question, best: Layouts) -> tuple[Relief, ...]:
     """Each change with the same ranks; what else is open (micro-batch, sharding, recompute) is tuned anew."""
-    same = {name: float(getattr(best, name)[0]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")}
+    names = ("tp", "cp", "pp", "dp", "ep", "etp", "offload")
+    same = {name: float(getattr(best, name)[0]) for name in names}
     study = question.study
     kept = Study(
         study.job, study.cluster_of, study.profile, study.memory, same, study.schedules, study.residuals

@@ -13,7 +13,7 @@ from groundplane.perfmodel.intervals import StepTimes, step_spread
 from groundplane.perfmodel.memory_profile import MemoryProfile
 from groundplane.perfmodel.memory_training import training_memory, usable_bytes
 from groundplane.perfmodel.profiles import StackProfile
-from groundplane.perfmodel.strategy import Layouts
+from groundplane.perfmodel.strategy import SCHEDULES, Layouts
 from groundplane.perfmodel.training import TrainingJob, price_training
 from groundplane.spec.cluster import ClusterSpec
 
@@ -63,13 +63,19 @@ class TrainingPricer:
     def memory_bytes(self, layouts: Layouts) -> FloatArray:
         element = self.job.precision.activation_bytes
         found = training_memory(self.job.model, self.job.seq, layouts, self.memory, activation_bytes=element)
-        return found.needed_bytes
+        server = self.cluster.server
+        # Where the host cannot keep what it is given, no memory of the chip is enough.
+        crowded = found.host_bytes * server.num_chips > (server.host_memory_bytes or np.inf)
+        return np.where(crowded, np.inf, found.needed_bytes)
 
     def step_times(self, layouts: Layouts) -> StepTimes:
         return self.spread.times(price_training(self.job, self.cluster, layouts, self.profile))
 
     def least_step_s(self, groups: Layouts) -> FloatArray:
-        stages = price_training(self.job, self.cluster, groups, self.profile).stages_s
+        # A rank that holds a stage and its mirror works the mean of both, which is least of all schedules.
+        mirrored = np.where(groups.pp % 2 == 0, float(SCHEDULES.index("dualpipe")), 0.0)
+        least = dataclasses.replace(groups, schedule=mirrored)
+        stages = price_training(self.job, self.cluster, least, self.profile).stages_s
         bound = np.sum([stages[name] for name in _BOUND_STAGES], axis=0)
         # Rounding in the sum of all stages may fall below the sum of some by a few units in the last place.
         return np.asarray(bound * (1.0 - 1e-12))

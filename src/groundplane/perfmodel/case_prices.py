@@ -63,7 +63,9 @@ class _Group:
             [layout.get("shard", ranks) for layout, ranks in zip(candidates, replicas, strict=True)]
         )
         self.layouts = Layouts.of(**columns)
-        self._allowed = self._fitting()
+        # What does not fit is never the fastest that does.
+        fitting = np.flatnonzero(self._fitting())
+        self.layouts, self.owner = self.layouts.take(fitting), self.owner[fitting]
         self._model: StepModel | None = None
         self._facts: tuple[object, ...] = ()
 
@@ -75,7 +77,7 @@ class _Group:
             self._facts = facts
         prices = self._model.prices(profile).step_s
         best = np.full(len(self.cases), np.inf)
-        np.minimum.at(best, self.owner, np.where(self._allowed, prices, np.inf))
+        np.minimum.at(best, self.owner, prices)
         return best
 
     def _fitting(self) -> np.ndarray:

@@ -22,6 +22,7 @@ STAGES: Final = (
     "pipeline_communication",
     "data_communication",
     "optimizer",
+    "host_transfer",
     "data_wait",
     "checkpoint_stall",
 )
@@ -87,6 +88,7 @@ _WORDS: Final = {
     "pipeline_communication": "pipeline communication",
     "data_communication": "gradient and weight communication between replicas",
     "optimizer": "the optimizer step",
+    "host_transfer": "transfers to and from the host's memory",
     "data_wait": "waiting for data",
     "checkpoint_stall": "checkpoints",
 }

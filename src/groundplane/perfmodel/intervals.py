@@ -15,7 +15,7 @@ import numpy as np
 from groundplane.perfmodel.collectives import cluster_links, collective_evidence
 from groundplane.perfmodel.evidence import Evidence, FloatArray, Grade
 from groundplane.perfmodel.kernels import kernel_evidence
-from groundplane.perfmodel.operators import Precision
+from groundplane.perfmodel.passes import Precision
 from groundplane.perfmodel.training import TrainingPrices
 from groundplane.spec.cluster import ClusterSpec
 

@@ -91,8 +91,12 @@ def least_squares(
     *,
     huber: float = _HUBER,
     max_steps: int = MAX_STEPS,
+    least_gain: float = 1e-8,
 ) -> FloatArray:
-    """Parameters that make Huber-weighted residuals small, drawn to `start` by `pull` (1 / spread) each."""
+    """Parameters that make Huber-weighted residuals small, drawn to `start` by `pull` (1 / spread) each.
+
+    It ends when a step gains less than `least_gain` of the cost, or after `max_steps`.
+    """
     origin = np.asarray(start, dtype=np.float64)
     position = origin.copy()
     damping = 1e-2
@@ -120,7 +124,7 @@ def least_squares(
             gain = cost - trial_cost
             position, cost, error = trial, trial_cost, trial_error
             damping = max(damping / 3.0, 1e-6)
-            if gain < 1e-8 * (1.0 + cost):
+            if gain < least_gain * (1.0 + cost):
                 break
         else:
             damping *= 4.0

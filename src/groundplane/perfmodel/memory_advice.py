@@ -11,7 +11,7 @@ import numpy as np
 from groundplane.perfmodel.estimate import MEMORY_PARTS
 from groundplane.perfmodel.memory_profile import MemoryProfile
 from groundplane.perfmodel.memory_training import training_memory, usable_bytes
-from groundplane.perfmodel.strategy import RECOMPUTE, Layouts
+from groundplane.perfmodel.strategy import OFFLOAD, RECOMPUTE, Layouts
 from groundplane.spec.llm import LlmSpec
 
 Verdict = Literal["fits", "may fit", "may not fit", "does not fit"]
@@ -138,6 +138,8 @@ def _changes(model: LlmSpec, seq: int, layout: Layouts) -> tuple[list[str], Layo
     if plain["micro_batch"] % 2 == 0:
         tries.append({"micro_batch": plain["micro_batch"] / 2, "num_micro": plain["num_micro"] * 2})
     tries += _other_meshes(model, seq, plain)
+    if not plain["offload"]:
+        tries.append({"offload": float(OFFLOAD.index("optimizer"))})
     names = [_words(change) for change in tries]
     rows = [plain | change for change in tries]
     for row, change in zip(rows, tries, strict=True):
@@ -173,6 +175,8 @@ def _words(change: dict[str, float]) -> str:
             continue
         if name == "recompute":
             parts.append(f"recompute={RECOMPUTE[int(value)]}")
+        elif name == "offload":
+            parts.append(f"offload={OFFLOAD[int(value)]}")
         elif name == "sequence_parallel":
             parts.append("sp")
         else:

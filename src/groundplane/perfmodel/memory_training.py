@@ -46,12 +46,14 @@ class TrainingMemory:
         held_bytes: what the stack holds when memory is plentiful, as its tools report it: also tensors that
             wait for the communication stream.
         stage: place of the pipeline stage.
+        host_bytes: what the rank keeps in the host's memory.
     """
 
     parts_bytes: dict[str, FloatArray]
     needed_bytes: FloatArray
     held_bytes: FloatArray
     stage: FloatArray
+    host_bytes: FloatArray
 
 
 def training_memory(
@@ -81,19 +83,21 @@ def training_memory(
     count = len(layouts)
     parts = {name: np.zeros(count) for name in MEMORY_PARTS}
     needed, waiting, place = np.full(count, -1.0), np.zeros(count), np.zeros(count)
+    host = np.zeros(count)
     for pp in np.unique(layouts.pp):
         here = np.flatnonzero(layouts.pp == pp)
         pricer = _StagePricer(model, seq, layouts.take(here), profile, activation_bytes, layers, own[here])
         stages = _stages(model, kinds, int(pp), profile)
         for stage in stages[:1] if first_stage else full_stages(stages):
-            found, late = pricer.peak(stage)
+            found, late, down = pricer.peak(stage)
             total = np.sum([found[name] for name in MEMORY_PARTS], axis=0)
             better = total > needed[here]
             rows = here[better]
             for name in MEMORY_PARTS:
                 parts[name][rows] = found[name][better]
             needed[rows], waiting[rows], place[rows] = total[better], late[better], stage.place
-    return TrainingMemory(parts, needed, needed + waiting, place)
+            host[rows] = down[better]
+    return TrainingMemory(parts, needed, needed + waiting, place, host)
 
 
 def usable_bytes(chip_memory_bytes: float, profile: MemoryProfile) -> float:
@@ -105,10 +109,21 @@ def stage_parameters(
     model: LlmSpec, layouts: Layouts, stage: Stage, profile: MemoryProfile
 ) -> tuple[FloatArray, FloatArray]:
     """Parameters of one rank of a stage: (outside experts, of routed experts)."""
+    return _stage_pricer(model, layouts, profile).parameters(stage)
+
+
+def stage_states(
+    model: LlmSpec, layouts: Layouts, stage: Stage, profile: MemoryProfile
+) -> dict[str, FloatArray]:
+    """Bytes of weights, gradients and optimizer states of one rank of a stage, wherever they are kept."""
+    pricer = _stage_pricer(model, layouts, profile)
+    return pricer.states(*pricer.parameters(stage))
+
+
+def _stage_pricer(model: LlmSpec, layouts: Layouts, profile: MemoryProfile) -> _StagePricer:
     kinds = [layer for layer, _ in model.layer_groups()]
     layers = [layer_memory(model, kind, 1.0, layouts, profile) for kind in kinds]
-    pricer = _StagePricer(model, 1.0, layouts, profile, 2.0, layers, np.arange(len(layouts)))
-    return pricer.parameters(stage)
+    return _StagePricer(model, 1.0, layouts, profile, 2.0, layers, np.arange(len(layouts)))
 
 
 def pipeline_stages(model: LlmSpec, pp: int, profile: MemoryProfile) -> list[Stage]:
@@ -184,17 +199,22 @@ class _StagePricer:
             whole += model.norm.parameters(model.hidden) if model.final_norm else 0
         return split / self.layouts.tp + whole
 
-    def peak(self, stage: Stage) -> tuple[dict[str, FloatArray], FloatArray]:
-        """Bytes by part at the stage's peak, and what waits for communication beside them."""
+    def peak(self, stage: Stage) -> tuple[dict[str, FloatArray], FloatArray, FloatArray]:
+        """Bytes by part at the stage's peak, what waits for communication beside them, and what the host
+        keeps."""
         profile = self.profile
         dense, experts = (self.twice * part for part in self.parameters(stage))
-        states = self._states(dense, experts)
+        states = self.states(dense, experts)
         flying = micro_batches_in_flight(stage.place, self.layouts)
         kept = np.zeros(len(self.layouts))
         for count, layer in zip(stage.layers, self.layers, strict=True):
             if count:
                 kept += count * layer.kept[self.own]
-        activations = kept * flying * self.twice + self._edge_activations(stage, flying)
+        resident = self._resident(stage, kept * flying * self.twice)
+        host = kept * flying * self.twice - resident
+        activations = resident + self._edge_activations(stage, flying)
+        host = host + np.where(self.layouts.offloads_optimizer, states["optimizer"], 0.0)
+        states["optimizer"] = np.where(self.layouts.offloads_optimizer, 0.0, states["optimizer"])
         passing = self._passing(stage) + self._buckets(dense + experts)
         stepping = self._buckets(dense + experts) + self._step_gather(dense, experts)
         backward = activations * profile.activation_slack + passing
@@ -204,9 +224,18 @@ class _StagePricer:
         parts["activations"] = np.where(is_step, 0.0, profile.activation_slack * activations)
         parts["buffers"] = np.where(is_step, stepping, passing)
         parts["runtime"] = np.full(len(self.layouts), profile.base_bytes)
-        return parts, np.where(is_step, 0.0, self._waiting(stage, flying))
+        return parts, np.where(is_step, 0.0, self._waiting(stage, flying)), host
 
-    def _states(self, dense: FloatArray, experts: FloatArray) -> dict[str, FloatArray]:
+    def _resident(self, stage: Stage, kept: FloatArray) -> FloatArray:
+        """Of the kept activations those on the chip: all; where the host keeps them those of two layers, one
+        that computes and one on its way."""
+        largest = np.zeros(len(self.layouts))
+        for count, layer in zip(stage.layers, self.layers, strict=True):
+            if count:
+                largest = np.maximum(largest, layer.kept[self.own])
+        return np.where(self.layouts.offloads_activations, np.minimum(kept, 2.0 * largest), kept)
+
+    def states(self, dense: FloatArray, experts: FloatArray) -> dict[str, FloatArray]:
         """Weights, gradients, optimizer states as ZeRO 1 to 3 shard them (Rajbhandari et al. 2020)."""
         zero, profile = self.layouts.zero, self.profile
 

@@ -42,16 +42,40 @@ def stage_kinds(
         weights: work of each layer, or None.
         head: work of the head, in the same unit.
     """
-    owner = layer_owners(len(kinds), stages, weights, head)
     held: dict[tuple[tuple[int, ...], bool, bool], int] = {}
-    for stage in range(stages):
-        counts = [0] * num_kinds
-        for layer, kind in enumerate(kinds):
-            if owner[layer] == stage:
-                counts[kind] += 1
-        key = (tuple(counts), stage == 0, stage == owner[-1])
+    for key in _held_in_order(kinds, num_kinds, stages, weights, head):
         held[key] = held.get(key, 0) + 1
     return [StageKind(count, *key) for key, count in held.items()]
+
+
+def mirrored_kinds(
+    kinds: tuple[int, ...],
+    num_kinds: int,
+    stages: int,
+    weights: tuple[float, ...] | None = None,
+    head: float = 0.0,
+) -> list[tuple[int, int]]:
+    """What ranks hold that keep a stage and its mirror (DualPipe): every different pair of `stage_kinds`, by
+    their places there; arguments as there."""
+    order = _held_in_order(kinds, num_kinds, stages, weights, head)
+    places = {key: place for place, key in enumerate(dict.fromkeys(order))}
+    pairs = ((places[one], places[mirror]) for one, mirror in zip(order, reversed(order), strict=True))
+    return list(dict.fromkeys((min(pair), max(pair)) for pair in pairs))
+
+
+def _held_in_order(
+    kinds: tuple[int, ...],
+    num_kinds: int,
+    stages: int,
+    weights: tuple[float, ...] | None,
+    head: float,
+) -> list[tuple[tuple[int, ...], bool, bool]]:
+    """Of each stage in order: layers by kind, embedding, head."""
+    owner = layer_owners(len(kinds), stages, weights, head)
+    counts = [[0] * num_kinds for _ in range(stages)]
+    for layer, kind in enumerate(kinds):
+        counts[owner[layer]][kind] += 1
+    return [(tuple(held), stage == 0, stage == owner[-1]) for stage, held in enumerate(counts)]
 
 
 def layer_owners(
@@ -91,11 +115,13 @@ def pipeline_s(
     1F1B waits for the other stages once: all stages' times but the slowest's (Narayanan et al. 2021, section
     2.2.1, for unequal stages). Interleaving v chunks divides that by v (section 2.2.2). Zero-bubble fills it
     with weight gradients, half of the backward pass: F + B - W of each stage is left (Qi et al. 2023,
-    ZB-H1). DualPipe runs from both ends at once: (pp / 2 - 1) of F + B - 3 W with forward and backward
-    overlapped (DeepSeek-V3, table 2).
+    ZB-H1). DualPipe runs from both ends at once, so that a rank waits for half of the other stages
+    (DeepSeek-V3, table 2): F + B - 1.5 W of each is left where passes run as soon as they can, which is a
+    quarter less than in the fixed order of that table.
 
     Args:
-        slowest: forward and backward of one micro-batch on the slowest stage.
+        slowest: forward and backward of one micro-batch on the slowest stage; with DualPipe the mean of the
+            two stages of a rank, as each direction brings half of the micro-batches.
         total: the same over all stages.
         backward_share: of the backward pass in `slowest`.
         pp, vpp, num_micro, schedule: as in `Layouts`.
@@ -105,6 +131,6 @@ def pipeline_s(
     weight_share = backward_share / 2.0
     interleaved = wait / np.maximum(vpp, 1.0)
     zero_bubble = wait * np.maximum(1.0 - 2.0 * weight_share, 0.0)
-    dual = np.maximum(pp / 2.0 - 1.0, 0.0) * slowest * np.maximum(1.0 - 1.5 * backward_share * 0.5, 0.0)
+    dual = np.maximum(total / 2.0 - slowest, 0.0) * np.maximum(1.0 - 1.5 * weight_share, 0.0)
     bubble = np.select([schedule == 0, schedule == 1, schedule == 2], [wait, interleaved, zero_bubble], dual)
     return work, np.where(pp > 1, bubble, 0.0)

@@ -29,28 +29,26 @@ class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
         balances_stages: embedding and head count as work when layers are dealt to pipeline stages.
         gradient_bytes: of one gradient element, as reduced.
         gathers_in_fp32: sharded weights travel as float32.
-        overlaps_experts: tokens travel to experts in other scale-up domains while another micro-batch
-        computes. balances_ring: ranks of context parallelism hold a front and a back piece, so that causal
-        work is even. selective_linears: share of the linear layers that selective recompute computes again,
-        with all
-            memory-bound operators; 0 where it means the attention core only.
-        slow_gathers: in jobs over several nodes `hop_s` is paid by tensor groups within a node too.
         ties_tensor_backward: tensor-parallel reductions of the backward pass run beside weight gradients.
+        slow_gathers: in jobs over several nodes `hop_s` is spent for tensor groups within a node too.
+        overlaps_experts: tokens travel to experts in other scale-up domains while another micro-batch
+            computes.
+        balances_ring: ranks of context parallelism hold a front and a back piece: causal work is even.
+        selective_linears: share of the linear layers that selective recompute computes again, with all
+            memory-bound operators; 0 where it means the attention core only.
 
     Fitted (see `FITTED`):
         sustained: share of a kernel's benchmark rate that is held over a step (clocks under load, cold
-        caches,
-            gaps between kernels).
+            caches, gaps between kernels).
         scaled_rate: speed of the stack's fp8 and fp4 products relative to those of the inference libraries
-        that
-            kernels were timed with.
+            that kernels were timed with.
         small_share: as `sustained`, for memory-bound operators against the streaming rate.
         hidden_passes: reads or writes of the hidden state per layer and pass beyond those of fused kernels.
         host_s_per_operator: host time to launch one operator of the forward pass.
         step_overhead_s: what a step costs once: batch, loss to the host, logging, optimizer's bookkeeping.
-        stall_s: seconds that each micro-batch stands still whatever its size (synchronisation, collection of
-        garbage). hop_s: what each rank of a tensor group that spans nodes adds to a collective beyond its
-        benchmark. link_share: share of the benchmarked speed of collectives that is reached beside computing.
+        stall_s: seconds that each micro-batch of a pipeline stands still whatever its size.
+        hop_s: host time that each rank of a tensor group that spans nodes adds to a collective.
+        link_share: share of the benchmarked speed of collectives that is reached beside computing.
         exposed_share: share of overlapped communication that shows all the same, as compute slowed by it.
         optimizer_passes: reads or writes of a float32 word per parameter of the rank in an optimizer step.
     """
@@ -107,7 +105,8 @@ class TrainingCalibration(Struct, frozen=True, forbid_unknown_fields=True):
         source: what it was fitted to.
         profiles: one a stack.
         spreads: residuals on folds that the fit had not seen, by stack; "STACK, inferred" for runs that leave
-            something open, "any" and "any, inferred" for stacks with too few runs.
+            something open, "any" and "any, inferred" for stacks with too few runs; each also with
+            ", one server" or ", several servers" behind it where there are enough runs of both.
         without_source: the profile of its stack fitted without a source, by source.
     """
 
@@ -120,13 +119,22 @@ class TrainingCalibration(Struct, frozen=True, forbid_unknown_fields=True):
         """Profiles by name."""
         return {profile.name: profile for profile in self.profiles}
 
-    def spread_of(self, stack: str, *, complete: bool = True) -> Evidence:
-        """The residuals that stand for a stack, or for the one it is a variant of (NAME-VARIANT)."""
+    def spread_of(self, stack: str, *, complete: bool = True, several_servers: bool) -> Evidence:
+        """The residuals that stand for a stack, or for the one it is a variant of (NAME-VARIANT).
+
+        Args:
+            stack: its name.
+            complete: whether all of a run is stated.
+            several_servers: whether it spans servers, where times scatter more.
+        """
         suffix = "" if complete else ", inferred"
+        where = ", several servers" if several_servers else ", one server"
         known = [name for name in self.by_name() if f"{stack}-".startswith(f"{name}-")]
-        kin = sorted(known, key=len, reverse=True)
-        found = next((self.spreads[name + suffix] for name in kin if name + suffix in self.spreads), None)
-        return found or self.spreads["any" + suffix]
+        for name in (*sorted(known, key=len, reverse=True), "any"):
+            found = self.spreads.get(name + suffix + where) or self.spreads.get(name + suffix)
+            if found is not None:
+                return found
+        return self.spreads["any" + suffix]
 
 
 @functools.cache

@@ -8,7 +8,6 @@ from typing import Final
 
 _BY_SOURCE: Final = (
     (r"llm-foundry|MosaicML|Composer", "llm-foundry"),
-    (r"nanotron", "nanotron"),
     (r"vTrain", "megatron-deepspeed"),
     (r"BLOOM|BigScience|MT-NLG", "megatron-deepspeed-zero"),
     (r"DeepSpeed", "megatron-deepspeed-zero-3"),
@@ -24,21 +23,15 @@ _BY_SOURCE: Final = (
 )
 
 
-_STALLING_JOBS: Final = range(13_800_000, 14_050_000)
-"""Jobs of the nanotron sweep in which every micro-batch stood still for more than a second, whatever was
-run: a fault of that installation in those weeks, which earlier and later jobs do not show."""
-
-_LATE_JOBS: Final = range(14_050_000, 15_000_000)
-"""Later jobs of it: gathers over tensor ranks cost a third of a millisecond a rank once a job spans nodes."""
+_PIPELINE_FIX: Final = {"True": "nanotron", "False": "nanotron-unfixed"}
+"""nanotron after and before a repair of its pipelines, which rows of its sweep state (see decision 0009)."""
 
 
 def stack_of(source: str, sharding: str, chip: str, notes: str = "") -> str:
     """Name of the stack profile for a published run."""
-    job = re.search(r"\bjob (\d+)", notes)
-    if job and "nanotron" in source:
-        if int(job[1]) in _STALLING_JOBS:
-            return "nanotron-stalling"
-        return "nanotron-late" if int(job[1]) in _LATE_JOBS else "nanotron"
+    if "nanotron" in source:
+        fixed = re.search(r"after_pp_fix=(True|False)", notes)
+        return _PIPELINE_FIX[fixed[1]] if fixed else "nanotron-either"
     for pattern, stack in _BY_SOURCE:
         if re.search(pattern, source, re.IGNORECASE):
             return stack

@@ -25,6 +25,10 @@ layers."""
 
 SCHEDULES: Final = ("1f1b", "interleaved", "zero-bubble", "dualpipe")
 
+OFFLOAD: Final = ("none", "optimizer", "activations", "both")
+"""What is kept in the host's memory: optimizer states, which the host's processors then update, activations
+between forward and backward pass, or both."""
+
 
 @dataclass(frozen=True)
 class Layouts:
@@ -43,6 +47,7 @@ class Layouts:
         recompute: index into `RECOMPUTE`.
         recompute_share: share of layers recomputed, for "block".
         schedule: index into `SCHEDULES`.
+        offload: index into `OFFLOAD`.
     """
 
     tp: FloatArray
@@ -60,6 +65,7 @@ class Layouts:
     recompute: FloatArray
     recompute_share: FloatArray
     schedule: FloatArray
+    offload: FloatArray
 
     @staticmethod
     def of(**fields: npt.ArrayLike) -> Layouts:
@@ -77,8 +83,7 @@ class Layouts:
         arrays = {name: np.asarray(value, dtype=np.float64) for name, value in fields.items()}
         for name in names:
             if name not in arrays:
-                size = name not in ("zero", "sequence_parallel", "recompute", "recompute_share", "schedule")
-                arrays[name] = np.ones(()) if size else np.zeros(())
+                arrays[name] = np.zeros(()) if name in _CODES else np.ones(())
         if "shard" not in fields:
             arrays["shard"] = arrays["cp"] * arrays["dp"]
         if "schedule" not in fields:
@@ -92,6 +97,16 @@ class Layouts:
     def take(self, index: npt.NDArray[Any]) -> Layouts:
         """The layouts at an index or under a mask."""
         return Layouts(**{field.name: getattr(self, field.name)[index] for field in dataclasses.fields(self)})
+
+    @property
+    def offloads_optimizer(self) -> npt.NDArray[np.bool_]:
+        """Where optimizer states live in the host's memory."""
+        return np.isin(self.offload, [OFFLOAD.index("optimizer"), OFFLOAD.index("both")])
+
+    @property
+    def offloads_activations(self) -> npt.NDArray[np.bool_]:
+        """Where activations wait in the host's memory."""
+        return np.isin(self.offload, [OFFLOAD.index("activations"), OFFLOAD.index("both")])
 
     @property
     def num_chips(self) -> FloatArray:
@@ -136,7 +151,13 @@ class Layouts:
         schedule = SCHEDULES[int(self.schedule[index])]
         if schedule not in ("1f1b", "interleaved"):
             parts.append(f"schedule={schedule}")
+        if self.offload[index]:
+            parts.append(f"offload={OFFLOAD[int(self.offload[index])]}")
         return " ".join(parts)
+
+
+_CODES: Final = ("zero", "sequence_parallel", "recompute", "recompute_share", "schedule", "offload")
+"""Fields that are codes or shares: 0 where they are not given; all others are sizes."""
 
 
 def parse_layout(text: str) -> dict[str, float]:
@@ -149,7 +170,7 @@ def parse_layout(text: str) -> dict[str, float]:
         "tp": "tp", "cp": "cp", "pp": "pp", "vpp": "vpp", "ep": "ep", "etp": "etp", "dp": "dp",
         "mb": "micro_batch", "micro": "micro_batch", "micro_batch": "micro_batch", "num_micro": "num_micro",
         "zero": "zero", "shard": "shard", "sp": "sequence_parallel", "schedule": "schedule",
-        "recompute": "recompute", "recompute_share": "recompute_share",
+        "recompute": "recompute", "recompute_share": "recompute_share", "offload": "offload",
     }  # fmt: skip
     fields: dict[str, float] = {}
     for part in filter(None, re.split(r"[,\s]+", text)):
@@ -168,7 +189,9 @@ def parse_layout(text: str) -> dict[str, float]:
 
 
 def _field_value(name: str, value: str) -> float:
-    names = {"recompute": RECOMPUTE, "schedule": SCHEDULES}.get(name)
+    names = {"recompute": RECOMPUTE, "schedule": SCHEDULES, "offload": OFFLOAD}.get(name)
+    if name == "offload" and not value:
+        return float(OFFLOAD.index("optimizer"))
     if names is not None:
         if value not in names:
             raise unknown_name(name, value, names, field=f"layout.{name}")

@@ -17,10 +17,12 @@ from groundplane.perfmodel.estimate import STAGES
 from groundplane.perfmodel.evidence import FloatArray
 from groundplane.perfmodel.exchange import Exchange
 from groundplane.perfmodel.kernels import memory_curve
-from groundplane.perfmodel.operators import LayerPricer, Pass, Precision
-from groundplane.perfmodel.pipeline import StageKind, pipeline_s, stage_kinds
+from groundplane.perfmodel.offload import HostTransfer
+from groundplane.perfmodel.operators import LayerPricer
+from groundplane.perfmodel.passes import Pass, Precision
+from groundplane.perfmodel.pipeline import StageKind, mirrored_kinds, pipeline_s, stage_kinds
 from groundplane.perfmodel.profiles import StackProfile
-from groundplane.perfmodel.strategy import Layouts
+from groundplane.perfmodel.strategy import SCHEDULES, Layouts
 from groundplane.spec.cluster import ClusterSpec
 from groundplane.spec.llm import LayerSpec, LlmSpec
 
@@ -42,6 +44,17 @@ class TrainingPrices:
 
     step_s: FloatArray
     stages_s: dict[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """What pipeline ranks hold: where the layouts are that hold it so, the kinds of stages, and of each kind
+    of rank the two stages it holds by their places in `kinds`, the same twice where not `mirrored`."""
+
+    here: npt.NDArray[np.intp]
+    kinds: list[StageKind]
+    pairs: list[tuple[int, int]]
+    mirrored: bool
 
 
 _LAYER_FIELDS = (
@@ -90,32 +103,49 @@ class StepModel:
         self._layers = parts
         self._hides_experts = facts.overlaps_experts & (few.tp * few.ep > self.links.chips_per_domain)
         self._edges = [*pricer.embedding(), *pricer.head()]
-        self._stages = self._deal(facts, layers)
+        self._ranks = self._deal(facts, layers)
         self._exchange = Exchange(job, self.links, layouts, facts)
         self._hop_s = self._one_hop_s()
+        element_bytes = job.precision.activation_bytes
+        words = self._exchange.optimizer_words
+        self._host = HostTransfer(job.model, job.seq, element_bytes, cluster, layouts, layers, words)
 
     def prices(self, profile: StackProfile) -> TrainingPrices:
         """Prices under a profile of the same facts."""
         layouts = self.layouts
         layers, edges = self._spent(profile)
         stages = {name: np.zeros(len(layouts)) for name in STAGES}
-        for here, kinds in self._stages:
-            self._pipeline(here, kinds, layers, edges, profile, stages)
+        for ranks in self._ranks:
+            self._pipeline(ranks, layers, edges, profile, stages)
         stages["data_communication"] = self._exchange.exposed_s(profile, self._free_s(profile, stages))
         words = self._exchange.optimizer_words
         rate = self._memory_bytes_per_s * profile.small_share
         stages["optimizer"] = words * 4.0 * profile.optimizer_passes / rate
-        stages["launch"] += profile.step_overhead_s + profile.stall_s * layouts.num_micro
+        if self._host.any:
+            self._add_host(profile, stages)
+        stages["launch"] += self.once_s(profile)
         step_s = np.sum([stages[name] for name in STAGES], axis=0)
         return TrainingPrices(np.asarray(step_s), stages)
+
+    def _add_host(self, profile: StackProfile, stages: dict[str, FloatArray]) -> None:
+        """What is kept in the host's memory: its optimizer takes the place of the chip's, and activations
+        travel beside computing."""
+        stages["optimizer"] = np.where(self.layouts.offloads_optimizer, 0.0, stages["optimizer"])
+        computing = stages["matmul"] + stages["attention"] + stages["memory_bound"]
+        travelling = shown(self._host.activations_s(), computing, profile)
+        stages["host_transfer"] = self._host.optimizer_s(profile) + travelling
+
+    def once_s(self, profile: StackProfile) -> FloatArray:
+        """Seconds that a step costs beside its work: once, and each micro-batch that passes a pipeline."""
+        stalls = np.where(self.layouts.pp > 1, self.layouts.num_micro, 0.0)
+        return profile.step_overhead_s + profile.stall_s * stalls
 
     def stage_passes(self, profile: StackProfile) -> list[tuple[StageKind, FloatArray, FloatArray]]:
         """Of the first layout: kinds of pipeline stages with the seconds of a micro-batch's forward and
         backward pass in rows as in `SPENT`."""
         layers, edges = self._spent(profile)
-        kinds = next(kinds for here, kinds in self._stages if 0 in here)
         found = []
-        for kind in kinds:
+        for kind in next(ranks.kinds for ranks in self._ranks if 0 in ranks.here):
             down, up = _stage_passes(kind, layers, edges)
             found.append((kind, down[:, self._own[0]], up[:, self._own[0]]))
         return found
@@ -142,49 +172,58 @@ class StepModel:
         free = np.where(self._hides_experts[self._own], 0.0, np.maximum(free, 0.0))
         return free + stages["launch"]
 
-    def _deal(self, facts: StackProfile, layers: list[LayerSpec]) -> list[tuple[np.ndarray, list[StageKind]]]:
-        """For each pipeline length, where its layouts are and what its stages hold."""
-        model = self.job.model
+    def _deal(self, facts: StackProfile, layers: list[LayerSpec]) -> list[_Ranks]:
+        """For each pipeline length and way of holding stages: where its layouts are, what ranks hold."""
+        model, layouts = self.job.model, self.layouts
         kinds = tuple(layers.index(layer) for layer in model.layers)
         weights, head = None, 0.0
         if facts.balances_stages:
             per_kind = [layer_work(layer, model.hidden) for layer in layers]
             weights, head = tuple(per_kind[kind] for kind in kinds), float(model.vocab * model.hidden)
-        return [
-            (np.flatnonzero(self.layouts.pp == pp), stage_kinds(kinds, len(layers), int(pp), weights, head))
-            for pp in np.unique(self.layouts.pp)
-        ]
+        mirrored = layouts.schedule == SCHEDULES.index("dualpipe")
+        found = []
+        for pp in np.unique(layouts.pp):
+            dealt = (kinds, len(layers), int(pp), weights, head)
+            held = stage_kinds(*dealt)
+            alone = [(place, place) for place in range(len(held))]
+            for both, pairs in ((False, alone), (True, mirrored_kinds(*dealt))):
+                here = np.flatnonzero((mirrored == both) & (layouts.pp == pp))
+                if len(here):
+                    found.append(_Ranks(here, held, pairs, both))
+        return found
 
     def _pipeline(
         self,
-        here: np.ndarray,
-        kinds: list[StageKind],
+        ranks: _Ranks,
         layers: list[FloatArray],
         edges: list[FloatArray],
         profile: StackProfile,
         stages: dict[str, FloatArray],
     ) -> None:
-        """Adds work, bubble and pipeline communication of the layouts at `here`, which share one `pp`."""
+        """Adds work, bubble and pipeline communication of layouts that share one `pp`."""
+        here = ranks.here
         layouts, own = self.layouts.take(here), self._own[here]
-        passes = [_stage_passes(kind, layers, edges) for kind in kinds]
-        down, up = [one[0][:, own] for one in passes], [one[1][:, own] for one in passes]
-        down_s = np.array([pace_s(part) for part in down])
-        up_s = np.array([pace_s(part) for part in up])
-        both = down_s + up_s
-        slowest, columns = np.argmax(both, axis=0), np.arange(len(here))
-        peak = both[slowest, columns]
-        total = np.tensordot(np.array([float(kind.count) for kind in kinds]), both, axes=1)
+        passes = [_stage_passes(kind, layers, edges) for kind in ranks.kinds]
+        down, up = (np.array([one[back][:, own] for one in passes]) for back in (0, 1))
+        stage_up_s = np.array([pace_s(part) for part in up])
+        stage_s = np.array([pace_s(part) for part in down]) + stage_up_s
+        # Of each rank: the mean of the stages it holds, which for all but DualPipe are one.
+        one, other = (np.array(side) for side in zip(*ranks.pairs, strict=True))
+        rank_s = (stage_s[one] + stage_s[other]) / 2.0
+        slowest, columns = np.argmax(rank_s, axis=0), np.arange(len(here))
+        one, other = one[slowest], other[slowest]
+        peak = rank_s[slowest, columns]
+        total = np.tensordot(np.array([float(kind.count) for kind in ranks.kinds]), stage_s, axes=1)
+        up_s = (stage_up_s[one, columns] + stage_up_s[other, columns]) / 2.0
         work, bubble = pipeline_s(
-            peak,
-            total,
-            up_s[slowest, columns] / peak,
-            layouts.pp,
-            layouts.vpp,
-            layouts.num_micro,
-            layouts.schedule,
+            peak, total, up_s / peak, layouts.pp, layouts.vpp, layouts.num_micro, layouts.schedule
         )
         stages["pipeline_bubble"][here] = bubble
-        spent_s = (np.array(down) + np.array(up))[slowest, :, columns].T * layouts.num_micro
+        both = down + up
+        spent_s = both[one, :, columns].T
+        if ranks.mirrored:
+            spent_s = (spent_s + both[other, :, columns].T) / 2.0
+        spent_s = spent_s * layouts.num_micro
         for row, name in enumerate(SPENT[:-1]):
             stages[name][here] = spent_s[row]
         stages["launch"][here] = np.maximum(work - spent_s[:-1].sum(axis=0), 0.0)
@@ -258,12 +297,11 @@ def spent(
         tensor = shown(tensor, matmul * 0.5, profile) + shown(beside, matmul * 0.25, profile)
     else:
         tensor = tensor + beside
-    tensor = tensor + part.hops * profile.hop_s
     context = shown(part.context / profile.link_share, attention, profile)
     expert = part.expert / profile.link_share
     if np.any(hides_experts):
         expert = np.where(hides_experts, shown(expert, window, profile), expert)
-    host = part.operators * profile.host_s_per_operator
+    host = part.operators * profile.host_s_per_operator + part.hops * profile.hop_s
     return np.array([matmul, attention, memory_bound, tensor, context, expert, host])
 
 

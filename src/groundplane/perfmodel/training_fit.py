@@ -47,11 +47,18 @@ ENOUGH: Final = 6
 STEPS: Final = 20
 """Steps of a fit; the last ones change little."""
 
+LEAST_GAIN: Final = 1e-5
+"""Share of the cost that a step must gain for another to follow: far below what a fold changes."""
+
 FOLDS: Final = 5
 
 
 def fit_profile(
-    pricer: CasePricer, cases: Sequence[Case], start: StackProfile, seen: FloatArray | None = None
+    pricer: CasePricer,
+    cases: Sequence[Case],
+    start: StackProfile,
+    seen: FloatArray | None = None,
+    free: Sequence[str] = FITTED,
 ) -> StackProfile:
     """The profile with the facts of `start` whose step times are nearest to the measured ones, in log ratio.
 
@@ -63,14 +70,15 @@ def fit_profile(
         cases: the runs.
         start: facts, and where the numbers begin and are drawn to.
         seen: 1 for runs that may be used, 0 for those held out; all by default.
+        free: the numbers that may move.
     """
-    low = np.log([BOUNDS[name][0] for name in FITTED])
-    high = np.log([BOUNDS[name][1] for name in FITTED])
+    low = np.log([BOUNDS[name][0] for name in free])
+    high = np.log([BOUNDS[name][1] for name in free])
     measured_s = np.array([case.measured_s for case in cases])
     weight = np.sqrt(_weights(cases, np.ones(len(cases)) if seen is None else seen))
 
     def profile_of(logs: FloatArray) -> StackProfile:
-        values: dict[str, Any] = dict(zip(FITTED, np.exp(np.clip(logs, low, high)).tolist(), strict=True))
+        values: dict[str, Any] = dict(zip(free, np.exp(np.clip(logs, low, high)).tolist(), strict=True))
         return msgspec.structs.replace(start, **values)
 
     def residuals(logs: FloatArray) -> FloatArray:
@@ -80,9 +88,10 @@ def fit_profile(
         bent = np.sign(ratio) * np.sqrt(HUBER * np.maximum(2.0 * size - HUBER, 0.0))
         return np.asarray(weight * np.where(size <= HUBER, ratio, bent))
 
-    first = np.log([float(getattr(start, name)) for name in FITTED])
+    first = np.log([float(getattr(start, name)) for name in free])
+    pull = np.full(len(free), PULL)
     return profile_of(
-        least_squares(residuals, first, np.full(len(FITTED), PULL), huber=10.0, max_steps=STEPS)
+        least_squares(residuals, first, pull, huber=10.0, max_steps=STEPS, least_gain=LEAST_GAIN)
     )
 
 
@@ -108,13 +117,15 @@ def folds_of(cases: Sequence[Case], seed: int = 1) -> FloatArray:
     return np.array([drawn[key] for key in keys])
 
 
-def unseen_ratios(pricer: CasePricer, cases: Sequence[Case], start: StackProfile) -> FloatArray:
-    """Measured / predicted of each case under a profile fitted to the other folds."""
+def unseen_ratios(
+    pricer: CasePricer, cases: Sequence[Case], start: StackProfile, free: Sequence[str] = FITTED
+) -> FloatArray:
+    """Measured / predicted of each case under a profile fitted to the other folds (see `fit_profile`)."""
     folds = folds_of(cases)
     measured = np.array([case.measured_s for case in cases])
     ratios = np.ones(len(cases))
     for fold in np.unique(folds):
         held = folds == fold
-        profile = fit_profile(pricer, cases, start, 1.0 - held) if not held.all() else start
+        profile = fit_profile(pricer, cases, start, 1.0 - held, free) if not held.all() else start
         ratios[held] = (measured / pricer.step_s({start.name: profile}))[held]
     return ratios

@@ -80,7 +80,9 @@ def cases_of(runs: Sequence[Run]) -> tuple[list[Case], list[Excluded]]:
 
 
 def _outcome(case: Case, predicted_s: float, calibration: TrainingCalibration) -> Outcome:
-    spread = calibration.spread_of(case.stack, complete=case.complete)
+    spread = calibration.spread_of(
+        case.stack, complete=case.complete, several_servers=case.cluster.num_nodes > 1
+    )
     low, high = predicted_s * spread.ratio_p10, predicted_s * spread.ratio_p90
     return Outcome(case.row, case.source, case.measured_s, predicted_s, low, high, not case.complete)
 
