@@ -32,7 +32,6 @@ from groundplane.design.deployment_screen import Candidate, Load, Screened, cand
 from groundplane.design.deployment_search import Search, Trial
 from groundplane.design.deployment_space import engine_choices
 from groundplane.perfmodel.collectives import cluster_links
-from groundplane.perfmodel.serving_layout import WEIGHT_BYTES
 from groundplane.perfmodel.serving_models import serving_llm
 from groundplane.perfmodel.serving_profiles import serving_calibration
 from groundplane.sim.serving.described import build_deployment
@@ -234,7 +233,7 @@ def _notes(
     found: list[tuple[str, ClusterSpec, float | None]], weights: Sequence[str], llm: LlmSpec
 ) -> list[str]:
     notes = []
-    if any(WEIGHT_BYTES.get(one, 2.0) < 2.0 for one in weights):
+    if any(one not in ("bf16", "fp16") for one in weights):
         notes.append(
             "narrower weights and caches are taken where they help: what they do to answers is not predicted"
         )

@@ -231,22 +231,17 @@ class Search:
         if best is None:
             return
         for changed in self._variants(best.spec):
-            if self.over:
-                return
             self._try(changed)
         for _ in range(MAX_STEPS):
-            best = self.best
-            if best is None or not best.meets or self.over:
+            before = self.best
+            if before is None or not before.meets:
                 return
-            before = best
-            for fewer in _fewer(best.spec):
-                if self.over:
-                    return
+            for fewer in _fewer(before.spec):
                 self._try(fewer)
             if self.best is before:
                 break
         best = self.best
-        if best is not None and best.meets and not self.over:
+        if best is not None and best.meets:
             for scaled in _scaling(best):
                 self._try(scaled)
 

@@ -189,7 +189,8 @@ def _simulated_pool(
         )
     if pool.layout.pp > 1:
         assumptions.append("pipeline stages of a replica work one after the other, none overlaps another")
-    kind = next((kind for name, kind in _SCHEDULERS.items() if pool.engine.startswith(name)), "vllm-v1")
+    kinds = [kind for name, kind in _SCHEDULERS.items() if pool.engine.startswith(name)]
+    kind: SchedulerKind = kinds[0] if kinds else "vllm-v1"
     return PoolSpec(
         name=written.name,
         table=iteration_table(pool, max_context),

@@ -116,13 +116,16 @@ def _compared(run: Path, folder: Path, simulator: Any) -> MeasuredRun:
     lost = int((outcome.state != State.ENDED).sum())
     if lost:
         raise InputError(f"{lost} of {len(records)} requests do not fit into the predicted cache", file=file)
-    measured = _figures(
-        *(np.array([getattr(record, name) for record in ordered])
-          for name in ("queued_ts", "first_token_ts", "last_token_ts")),
-        requests.output_tokens,
-    )  # fmt: skip
-    times = (requests.arrival_ns, outcome.first_token_ns, outcome.finish_ns)
-    predicted = _figures(*(time * 1e-9 for time in times), requests.output_tokens)
+    queued, first, last = (
+        np.array([getattr(record, name) for record in ordered])
+        for name in ("queued_ts", "first_token_ts", "last_token_ts")
+    )
+    measured = _figures(queued, first, last, requests.output_tokens)
+    arrived, first, last = (
+        np.asarray(times * 1e-9, dtype=np.float64)
+        for times in (requests.arrival_ns, outcome.first_token_ns, outcome.finish_ns)
+    )
+    predicted = _figures(arrived, first, last, requests.output_tokens)
 
     def error_pct(name: str) -> float:
         return 100.0 * (predicted[name] / measured[name] - 1.0)

@@ -133,7 +133,7 @@ def latency_result(
     duration_s = _duration_s(requests, outcome, chosen)
     ended = (outcome.state == State.ENDED) & chosen
 
-    def rate(total: FloatArray | float, name: str) -> Estimate:
+    def rate(total: float, name: str) -> Estimate:
         return _rate(runs, chosen, total, name)
 
     return LatencyResult(

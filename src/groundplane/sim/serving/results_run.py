@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -149,7 +149,7 @@ def with_speed(deployment: Deployment, ratio: float) -> Deployment:
 
 
 def _scaled(table: IterationTable, ratio: float) -> IterationTable:
-    changed = {
+    changed: dict[str, Any] = {
         name: np.ascontiguousarray(np.rint(getattr(table, name) * ratio), dtype=np.int64)
         for name in table.__dataclass_fields__
         if name.endswith("_ns")
