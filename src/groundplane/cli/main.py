@@ -23,11 +23,17 @@ COMMANDS = {
         "groundplane.cli.simulate",
         "Run the control core over a described cluster on simulated time.",
     ),
+    "what-if": ("groundplane.cli.what_if", "What if nodes go down, a quota changes, a job comes."),
     "fuzz": ("groundplane.cli.fuzz", "Search for seeds that break the control core."),
     "replay": ("groundplane.cli.replay", "Replay a journal and compare every action."),
     "up": ("groundplane.cli.platform", "Start the platform on this machine."),
     "down": ("groundplane.cli.platform", "Stop the platform and all it runs."),
     "status": ("groundplane.cli.platform", "Show nodes, jobs, services and leases."),
+    "nodes": ("groundplane.cli.nodes", "List nodes and their health."),
+    "cordon": ("groundplane.cli.nodes", "Keep new work away from a node."),
+    "uncordon": ("groundplane.cli.nodes", "Let a node take work again."),
+    "drain": ("groundplane.cli.nodes", "Empty a node, at checkpoints where jobs have them."),
+    "policy": ("groundplane.cli.policy", "Show or set queues, quotas and rules."),
     "submit": ("groundplane.cli.jobs", "Submit a job file."),
     "jobs": ("groundplane.cli.jobs", "List jobs."),
     "logs": ("groundplane.cli.jobs", "Print a job's or a replica's output."),
@@ -58,7 +64,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
-        command: click.Command = getattr(module, f"{cmd_name}_command")
+        command: click.Command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
