@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from groundplane.control.actions import AnyAction, RankPlacement, SetTimer, StopWork
+from groundplane.control.calendar import Calendar
 from groundplane.control.fragmentation import Mix
 from groundplane.control.ledger import Ledger, ranks_by_node
 from groundplane.control.lifecycle.attempt import ATTEMPT
@@ -26,7 +27,12 @@ class Context:
         self.shares = Shares(state)
         self.mix = Mix(state)
         self.sharing = Sharing(state, self.mix)
-        self.pools = Pools(parts=PartPlacer(self.sharing), empty_ns=self._empty_ns)
+        self.calendar = Calendar(state)
+        self.pools = Pools(
+            self._num_not_set_aside,
+            parts=PartPlacer(self.sharing, self.calendar.is_set_aside),
+            empty_ns=self._empty_ns,
+        )
         self.capacity = Pools(self._num_not_held_for_good)
         self.beside = Pools(
             self._num_beside_plan,
@@ -34,8 +40,8 @@ class Context:
             PartPlacer(self.sharing, self._is_in_plan),
             self._empty_ns,
         )
-        self.planner = Planner(state, self.pools, self.sharing)
-        self.victims = Victims(state, self.pools, self.shares)
+        self.planner = Planner(state, self.pools, self.sharing, self.calendar)
+        self.victims = Victims(state, self.pools, self.shares, self.calendar)
         self.queue = Queue()
         self.actions: list[AnyAction] = []
         for node in state.nodes.values():
@@ -145,6 +151,7 @@ class Context:
         self.planner.node_changed(node)
         self.victims.node_changed(node)
         self.capacity.update(node)
+        self.calendar.node_changed(node)
 
     def close_node(self, node: Node, why: Closed, note: str) -> None:
         """Closes a node for a reason beside cordons, or opens it (""); what runs there goes on."""
@@ -177,14 +184,22 @@ class Context:
             self.beside.update(node)
             self.planner.node_changed(node)
             self.victims.node_changed(node)
+            if self.calendar:
+                self.calendar.node_changed(node)
             if work.kind == "replica":
                 self.capacity.update(node)
 
     def _empty_ns(self, node: Node) -> int:
         return self.planner.empty_ns(node)
 
+    def _num_not_set_aside(self, node: Node) -> int:
+        """Free devices; -1 for a node of a window, which is in no ordinary pool."""
+        return -1 if self.calendar and self.calendar.is_set_aside(node) else len(node.free)
+
     def _num_beside_plan(self, node: Node) -> int:
         """Free devices that the head's plan does not keep."""
+        if self.calendar and self.calendar.is_set_aside(node):
+            return -1
         plan = self.state.head_plan
         hold = None if plan is None else plan.holds.get(node.node_id)
         return node.num_free if hold is None else max(0, node.num_free - hold.num_devices)
@@ -192,7 +207,7 @@ class Context:
     def _is_in_plan(self, node: Node) -> bool:
         """Whether the head's plan counts on the node: no part there may go to anybody else."""
         plan = self.state.head_plan
-        return plan is not None and node.node_id in plan.holds
+        return (plan is not None and node.node_id in plan.holds) or self.calendar.is_set_aside(node)
 
     def _kept_by_plan_bytes(self, node: Node) -> int:
         plan = self.state.head_plan

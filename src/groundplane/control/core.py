@@ -26,9 +26,10 @@ from groundplane.control.recovery import Recovery
 from groundplane.control.scheduler import Scheduler
 from groundplane.control.services import Services
 from groundplane.control.state import CoreState, Work
+from groundplane.control.windows import Windows
 from groundplane.spec.errors import InputError, InvariantError
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Grows with every change of `CoreState` that an older snapshot does not fit."""
 
 
@@ -63,6 +64,7 @@ class ControlCore:
         self._recovery = Recovery(self._context, self._jobs, self._services)
         self._health = Health(self._context, self._recovery)
         self._nodes = Nodes(self._context, self._health)
+        self._windows = Windows(self._context, self._jobs, self._services)
         self._preemption = Preemption(self._context)
         self.scheduler = Scheduler(self._context, self._start, self._preemption)
 
@@ -173,6 +175,10 @@ class ControlCore:
                 self._health.set_rules(event)
             case ev.KindDescribed():
                 self._nodes.kind_described(event)
+            case ev.WindowSet():
+                self._windows.set(event)
+            case ev.WindowRemoved(window_id):
+                self._windows.ends(window_id)
             case ev.PolicySet():
                 self._context.shares.set_policy(event)
                 self._context.fill_queue()
@@ -300,6 +306,10 @@ class ControlCore:
         match timer.kind:
             case "job_backoff":
                 self._jobs.backed_off(self.state.jobs[timer.target_id])
+            case "window_begin":
+                self._windows.begins(timer.target_id)
+            case "window_end":
+                self._windows.ends(timer.target_id)
             case "job_urgent":
                 self._jobs.urgent(self.state.jobs[timer.target_id])
             case "job_deadline":

@@ -464,6 +464,35 @@ class PolicySet(Event, frozen=True):
                 above = parent_of[above]
 
 
+# Windows -------------------------------------------------------------------------------------------------
+
+
+class WindowSet(Event, frozen=True):
+    """Nodes are set aside from `begin_ns` to `end_ns`: for works of `queue`, or, if that is "", for nobody.
+
+    A window that is over, is known, or overlaps another on a node is ignored.
+    """
+
+    window_id: str
+    node_ids: tuple[str, ...]
+    begin_ns: int
+    end_ns: int
+    queue: str = ""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "begin_ns")
+        if self.end_ns <= self.begin_ns:
+            raise InputError("must be after the beginning", field="end_ns", value=self.end_ns)
+        if not self.node_ids or len(set(self.node_ids)) < len(self.node_ids):
+            raise InputError("must name nodes, each once", field="node_ids", value=self.node_ids)
+
+
+class WindowRemoved(Event, frozen=True):
+    """A window is taken back, or ends early."""
+
+    window_id: str
+
+
 # Time ----------------------------------------------------------------------------------------------------
 
 
@@ -497,6 +526,8 @@ AnyEvent = (
     | ServiceRemoved
     | WorkDrained
     | PolicySet
+    | WindowSet
+    | WindowRemoved
     | TimerFired
 )
 

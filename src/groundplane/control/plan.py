@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from groundplane.control.calendar import Calendar
 from groundplane.control.events import Gang
 from groundplane.control.placement import Pool, Pools, num_slots
 from groundplane.control.sharing import Sharing
@@ -38,7 +39,10 @@ End = tuple[int, int, int]
 class Planner:
     """Timetables over the nodes of `pools` and the works of `state`."""
 
-    def __init__(self, state: CoreState, pools: Pools, sharing: Sharing) -> None:
+    def __init__(
+        self, state: CoreState, pools: Pools, sharing: Sharing, calendar: Calendar | None = None
+    ) -> None:
+        self._opens_ns = always_open if calendar is None else calendar.opens_ns
         self._state = state
         self._pools = pools
         self._sharing = sharing
@@ -81,7 +85,7 @@ class Planner:
         if timetable is None:
             if len(self._timetables) >= MAX_TIMETABLES:
                 del self._timetables[next(iter(self._timetables))]
-            timetable = self._timetables[key] = Timetable(pool, gang, self._ends_on)
+            timetable = self._timetables[key] = Timetable(pool, gang, self._ends_on, self._opens_ns)
         timetable.refresh()
         return timetable
 
@@ -116,9 +120,21 @@ class Planner:
 
 
 class Timetable:
-    """The moments at which nodes of one kind have room for ranks of one shape."""
+    """The moments at which nodes of one kind have room for ranks of one shape.
 
-    def __init__(self, pool: Pool, shape: Gang, ends_on: Callable[[Node], list[End]]) -> None:
+    Args:
+        ends_on: what is given back on a node when, the first first.
+        opens_ns: the first moment of a node, 0 for now; -1 for never.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        shape: Gang,
+        ends_on: Callable[[Node], list[End]],
+        opens_ns: Callable[[Node], int],
+    ) -> None:
+        self._opens_ns = opens_ns
         self.changed: dict[str, None] = {}
         self._pool = pool
         self._shape = shape
@@ -176,19 +192,25 @@ class Timetable:
 
     def _moments(self, position: int) -> list[Moment]:
         node, shape = self._pool.nodes[position], self._shape
-        if not node.is_open:
+        first_ns = self._opens_ns(node)
+        if not node.is_open or first_ns < 0:
             return []
         num_free, memory_bytes = len(node.free), node.free_memory_bytes
         slots = num_slots(num_free, memory_bytes, shape)
-        moments = [(0, position)] * slots
+        moments = [(first_ns, position)] * slots
         for end_ns, num_devices, given_back_bytes in self._ends_on(node):
             num_free += num_devices
             memory_bytes += given_back_bytes
             more = num_slots(num_free, memory_bytes, shape) - slots
             if more > 0:
-                moments += [(end_ns, position)] * more
+                moments += [(max(end_ns, first_ns), position)] * more
                 slots += more
         return moments
+
+
+def always_open(node: Node) -> int:  # noqa: ARG001 - the same for every node
+    """When a node takes work: now."""
+    return 0
 
 
 def expected_end_ns(state: CoreState, work: Work) -> int:

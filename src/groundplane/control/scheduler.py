@@ -58,6 +58,8 @@ class Scheduler:
                 for leaf, entry, gang in queue.new_entries:
                     lines.setdefault(leaf, {}).setdefault(gang, Line()).add(entry)
                 self._backfill(lines)
+            if self._context.calendar and self._fill_windows() and self._waiting_head() is None:
+                self._full_pass()
             self._preemption.review(self._waiting_head())
             queue.settled()
         elif self._context.state.yielding or self._context.state.preemption is not None:
@@ -260,6 +262,45 @@ class Scheduler:
         if not (state.order.packs_by_end and entry.predicted_run_ns) or gang.num_ranks > 1:
             return -1
         return state.now_ns + entry.predicted_run_ns
+
+    def _fill_windows(self) -> bool:
+        """Starts on nodes that are set aside what may run there; True if anything was started.
+
+        Before a window begins that is what is predicted to end in time; then, works of its queue. None of it
+        delays the head, whose plan has these nodes only when the window is over.
+        """
+        context = self._context
+        has_started = False
+        for window_id, window in context.state.windows.items():
+            pools = context.calendar.pools[window_id]
+            if pools.num_free() == 0 or (window.has_begun and not window.queue):
+                continue
+            longest_ns = window.begin_ns - context.now_ns
+            if longest_ns < 0 and not window.has_begun:
+                continue  # its timer is late
+            lines = {
+                leaf: of_leaf
+                for leaf, of_leaf in context.queue.lines.items()
+                if not window.has_begun or window.queue in context.shares.path(leaf)
+            }
+            turns = Turns(context.shares, lines)
+            while (turn := turns.next()) is not None:
+                entry = turn.entry if window.has_begun else turn.line.first_within(longest_ns)
+                if entry is None or not pools.have_room(turn.gang):
+                    continue
+                if entry != turn.entry:
+                    turns.go_on(turn, entry)
+                    continue
+                if context.shares.limit_reached(turn.leaf, turn.gang) is not None:
+                    turns.skip_queue(turn.leaf)
+                    continue
+                placement = pools.place(turn.gang)
+                if placement is not None:
+                    self._start(entry, placement)
+                    has_started = True
+                    if turn.line:
+                        turns.go_on(turn, turn.line.first())
+        return has_started
 
     def _with_room(self, lines: Mapping[str, Mapping[Gang, Line]]) -> dict[str, dict[Gang, Line]]:
         """The lines whose gang has room and, where a plan is made, an entry that would not delay it."""

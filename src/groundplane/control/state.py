@@ -208,6 +208,8 @@ class Timer(Struct, forbid_unknown_fields=True, gc=False):
         "job_backoff",
         "job_limit",
         "job_urgent",
+        "window_begin",
+        "window_end",
         "job_deadline",
         "replica_backoff",
         "replica_drain",
@@ -219,6 +221,17 @@ class Timer(Struct, forbid_unknown_fields=True, gc=False):
         "node_quarantine",
     ]
     target_id: str
+
+
+class Window(Struct, forbid_unknown_fields=True, gc=False):
+    """Nodes set aside; `closed` are those that the window itself has cordoned."""
+
+    node_ids: tuple[str, ...]
+    begin_ns: int
+    end_ns: int
+    queue: str
+    has_begun: bool = False
+    closed: list[str] = field(default_factory=list)
 
 
 class Hold(Struct, forbid_unknown_fields=True, gc=False):
@@ -308,6 +321,7 @@ class CoreState(Struct, forbid_unknown_fields=True, gc=False):
     yielding: dict[str, str] = field(default_factory=dict)
     refused_id: str = ""
     refused_ns: int = 0
+    windows: dict[str, Window] = field(default_factory=dict)
     head_id: str = ""
     head_plan: HeadPlan | None = None
     ignored: dict[str, int] = field(default_factory=dict)

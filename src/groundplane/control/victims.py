@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+from groundplane.control.calendar import Calendar
 from groundplane.control.elastic import is_enlarged
 from groundplane.control.events import Gang, PreemptionRules
 from groundplane.control.ledger import ranks_by_node
@@ -65,7 +66,8 @@ class Found:
 class Victims:
     """Timetables of what preemption would free, over the nodes of `pools`."""
 
-    def __init__(self, state: CoreState, pools: Pools, shares: Shares) -> None:
+    def __init__(self, state: CoreState, pools: Pools, shares: Shares, calendar: Calendar) -> None:
+        self._calendar = calendar
         self._state = state
         self._pools = pools
         self._shares = shares
@@ -126,6 +128,9 @@ class Victims:
                 best = found
         return best
 
+    def _opens(self, node: Node) -> int:
+        return -1 if self._calendar.is_set_aside(node) else 0
+
     def _count(self, work: Work, sign: int) -> None:
         if work.kind == "replica":
             return
@@ -150,7 +155,7 @@ class Victims:
                 found = candidates_on(self._state, node, size)
                 return [(key, num_devices, num_bytes) for key, _, num_devices, num_bytes in found]
 
-            timetable = self._timetables[key] = Timetable(pool, gang, ends_on)
+            timetable = self._timetables[key] = Timetable(pool, gang, ends_on, self._opens)
         timetable.refresh()
         return timetable
 

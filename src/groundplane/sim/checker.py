@@ -29,6 +29,9 @@ from groundplane.control.events import (
     QueueRule,
     RestartPolicy,
     ServiceDeployed,
+    TimerFired,
+    WindowRemoved,
+    WindowSet,
     WorkGone,
     WorkReady,
     WorkStarted,
@@ -37,6 +40,9 @@ from groundplane.control.state import Accounts
 from groundplane.sim.books import Books, Expected, Place
 from groundplane.sim.engine import SimEngine
 from groundplane.spec.errors import GroundplaneError
+
+NO_FAULT = (PREEMPTED, RESIZED, "window ")
+"""How reasons of stops begin that are no fault of the job."""
 
 
 class ViolationError(GroundplaneError):
@@ -81,7 +87,7 @@ class _Work:
     places: list[Place]
     has_run: bool = False
     is_stopping: bool = False
-    is_preempted: bool = False
+    is_no_fault: bool = False
 
 
 class Checker:
@@ -96,6 +102,8 @@ class Checker:
         self._seen_works: dict[str, int] = {}
         self._last_fence = 0
         self._rules: dict[str, QueueRule] = {}
+        self._windows: dict[str, WindowSet] = {}
+        self._closed_for: dict[str, list[str]] = {}
         self._queue_of: dict[str, str] = {}
         self._books = Books()
         self._ends: dict[str, JobEnded] = {}
@@ -123,7 +131,7 @@ class Checker:
                 self._note_end(action)
             elif isinstance(action, StopWork):
                 self._works[action.work_id].is_stopping = True
-                self._works[action.work_id].is_preempted = action.reason.startswith((PREEMPTED, RESIZED))
+                self._works[action.work_id].is_no_fault = action.reason.startswith(NO_FAULT)
         self._compare(now_ns, core)
 
     def _unleased(self) -> list[tuple[Place, bool]]:
@@ -173,6 +181,8 @@ class Checker:
             case NodeCordoned(node_id) | NodeUncordoned(node_id):
                 if node_id in self._nodes:
                     self._nodes[node_id].is_cordoned = isinstance(event, NodeCordoned)
+            case WindowSet() | WindowRemoved() | TimerFired():
+                self._note_window(now_ns, event)
             case PolicySet():
                 self._rules = {rule.queue_id: rule for rule in event.queues}
             case JobSubmitted():
@@ -181,6 +191,7 @@ class Checker:
                     event.job_id, _Job(event.gang, event.restart, event.larger_ranks, event.after)
                 )
             case ServiceDeployed():
+                self._queue_of.setdefault(event.service_id, event.queue)
                 self._replica_gangs.setdefault((event.service_id, event.generation), event.gang)
             case (
                 WorkStarted(work_id, fence) | WorkReady(work_id, fence) | CheckpointCommitted(work_id, fence)
@@ -226,13 +237,9 @@ class Checker:
         )
         is_failure = work.action.kind == "attempt" and outcome != "succeeded" and not was_wanted
         self._give_back(work, list(work.places), is_failure=is_failure)
+        if outcome == "stopped" and work.has_run and not work.is_stopping:
+            work.is_no_fault = True  # an operator ended it
         self._forget(now_ns, work)
-        is_operators = outcome == "stopped" and work.has_run and not work.is_stopping
-        if work.action.kind == "attempt" and (is_operators or work.is_preempted):
-            # An operator ended it, or it made room for another: that costs neither a restart nor a wait.
-            job = self._jobs[work.action.owner_id]
-            job.num_interruptions += 1
-            job.not_before_ns = now_ns
 
     def _give_back(self, work: _Work, places: list[Place], *, is_failure: bool) -> None:
         self._books.give_back(work.action.work_id, places, is_failure=is_failure)
@@ -250,7 +257,11 @@ class Checker:
         self._books.forget(work.action.work_id)
         if work.action.kind == "attempt":
             job = self._jobs[work.action.owner_id]
-            job.not_before_ns = now_ns + min(job.restart.backoff_ns, job.restart.backoff_limit_ns)
+            job.not_before_ns = now_ns
+            if work.is_no_fault:
+                job.num_interruptions += 1
+            else:
+                job.not_before_ns += min(job.restart.backoff_ns, job.restart.backoff_limit_ns)
 
     def _note_start(self, now_ns: int, action: StartWork) -> None:
         if action.work_id in self._seen_works:
@@ -283,6 +294,49 @@ class Checker:
                 work.places.append((rank.node_id, index))
         self._works[action.work_id] = work
         self._check_limits(action)
+        self._check_windows(now_ns, action)
+
+    def _note_window(self, now_ns: int, event: WindowSet | WindowRemoved | TimerFired) -> None:
+        match event:
+            case WindowSet():
+                taken = {node_id for window in self._windows.values() for node_id in window.node_ids}
+                is_new = event.end_ns > now_ns and event.window_id not in self._windows
+                if is_new and not taken & set(event.node_ids):
+                    self._windows[event.window_id] = event
+                    if event.begin_ns <= now_ns:
+                        self._close_for(event)
+            case WindowRemoved(window_id):
+                self._end_window(window_id)
+            case TimerFired(timer_id):
+                for window_id, window in list(self._windows.items()):
+                    if timer_id == f"window.{window_id}.begin" and now_ns >= window.begin_ns:
+                        self._close_for(window)
+                    elif timer_id == f"window.{window_id}.end" and now_ns >= window.end_ns:
+                        self._end_window(window_id)
+
+    def _close_for(self, window: WindowSet) -> None:
+        """Maintenance begins; a timer that comes twice closes nothing twice."""
+        if window.queue or window.window_id in self._closed_for:
+            return
+        known = [node_id for node_id in window.node_ids if node_id in self._nodes]
+        closed = [node_id for node_id in known if not self._nodes[node_id].is_cordoned]
+        self._closed_for[window.window_id] = closed
+        for node_id in closed:
+            self._nodes[node_id].is_cordoned = True
+
+    def _end_window(self, window_id: str) -> None:
+        self._windows.pop(window_id, None)
+        for node_id in self._closed_for.pop(window_id, []):
+            self._nodes[node_id].is_cordoned = False
+
+    def _check_windows(self, now_ns: int, action: StartWork) -> None:
+        """Once a window has begun nothing starts on its nodes but works of its queue."""
+        queue = self._queue_of.get(action.owner_id, "")
+        for window in self._windows.values():
+            is_inside = any(rank.node_id in window.node_ids for rank in action.placement)
+            is_free = window.queue and self._is_below(queue, window.queue)
+            if is_inside and now_ns >= window.begin_ns and not is_free:
+                raise ViolationError(f"{action.work_id} starts in the window {window.window_id}")
 
     def _check_limits(self, action: StartWork) -> None:
         """No start takes a queue, or one above it, beyond its limit."""

@@ -1,14 +1,15 @@
 """One small world full of misfortune, picked by a seed: nodes, jobs, services, and all that can go wrong.
 
 Randomness comes from the seed's generator only, in the order of the agenda, so that a seed is always the same
-world. What must hold in it is the checker's business.
+world. What must hold in it is the checker's business; how messages, the journal and nodes suffer stands in
+`rough_network.py`, `rough_control.py` and `rough_mishaps.py`.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Final
 
 from groundplane.control.actions import AnyAction, StartWork
@@ -19,10 +20,7 @@ from groundplane.control.events import (
     JobCancelRequested,
     JobSubmitted,
     NodeBack,
-    NodeCordoned,
-    NodeFenced,
     NodeJoined,
-    NodeSilent,
     NodeUncordoned,
     PolicySet,
     PreemptionRules,
@@ -31,12 +29,17 @@ from groundplane.control.events import (
     ServiceDeployed,
     ServiceRemoved,
     ServiceScaled,
-    WorkGone,
+    WindowRemoved,
+    WindowSet,
 )
 from groundplane.sim.agenda import LAST, Agenda
 from groundplane.sim.checker import Checker, ViolationError
+from groundplane.sim.dice import Dice
 from groundplane.sim.driver import SimDriver
 from groundplane.sim.engine import Script, SimEngine
+from groundplane.sim.rough_control import ControlRates, RoughControl
+from groundplane.sim.rough_mishaps import Mishaps
+from groundplane.sim.rough_network import NetworkRates, RoughNetwork
 
 MS: Final = 1_000_000
 S: Final = 1_000_000_000
@@ -49,12 +52,24 @@ MAX_DEEDS: Final = 20_000
 
 
 class RoughWorld:
-    """Everything of one seed. Randomness comes from the seed's generator only, in the order of the agenda."""
+    """Everything of one seed.
+
+    Plans are thrown with the generator `random`, in their order; all that happens later with dice of its own
+    (`dice.py`), so that a part can be left out and the rest stays.
+
+    Args:
+        kept: the plans and faults that happen; all of the seed's, if not given.
+    """
 
     def __init__(
-        self, seed: int, new_core: Callable[[], ControlCore], restore_core: Callable[[bytes], ControlCore]
+        self,
+        seed: int,
+        new_core: Callable[[], ControlCore],
+        restore_core: Callable[[bytes], ControlCore],
+        kept: Collection[str] | None = None,
     ) -> None:
         self.random = random.Random(seed)
+        self.dice = Dice(seed, kept)
         self.agenda = Agenda()
         self.engine = SimEngine(self.agenda, self._script, self._reported, self._conflict)
         self.checker = Checker(self.engine)
@@ -66,22 +81,46 @@ class RoughWorld:
             watch=self._watch,
             send=self._send,
         )
-        self.num_faults = 0
         self.num_events = 0
-        self.last_events: deque[tuple[int, AnyEvent, list[AnyAction]]] = deque(maxlen=12)
+        self.log: list[str] = []
         self.is_healed = False
-        self._held: dict[str, list[AnyEvent]] = {}
         self._offers: dict[str, NodeJoined] = {}
         self._services: list[str] = []
         self._largest_gang = 0
-        self._recovered: ControlCore | None = None
         # How rough this world is: some seeds are all about one kind of misfortune.
-        self._rate_lost = self.random.choice([0.0, 0.0, 0.1, 0.4])
-        self._rate_repeated = self.random.choice([0.0, 0.1, 0.3])
-        self._rate_forged = self.random.choice([0.0, 0.05, 0.2])
-        self._rate_killed = self.random.choice([0.0, 0.02, 0.1])
-        self._rate_failing = self.random.choice([0.0, 0.2, 0.6])
-        self._max_delay_ns = self.random.choice([1 * MS, 200 * MS, 3 * S])
+        pick = self.random
+        lost, repeated = pick.choice([0.0, 0.0, 0.1, 0.4]), pick.choice([0.0, 0.1, 0.3])
+        forged, killed = pick.choice([0.0, 0.05, 0.2]), pick.choice([0.0, 0.02, 0.1])
+        self._rate_failing = pick.choice([0.0, 0.2, 0.6])
+        delay_ns = pick.choice([1 * MS, 200 * MS, 3 * S])
+        slow, slow_ns = pick.choice([0.0, 0.0, 0.1, 0.5]), pick.choice([20 * MS, 2 * S])
+        self.control = RoughControl(
+            self.agenda, self.driver, self.dice, ControlRates(killed, slow, slow_ns), self._say
+        )
+        self.network = RoughNetwork(
+            self.agenda,
+            self.engine,
+            self.dice,
+            NetworkRates(lost, repeated, forged, delay_ns),
+            hear=self._take,
+            tell=self._told,
+        )
+        self.mishaps = Mishaps(
+            self.agenda,
+            self.engine,
+            self.driver,
+            self.control,
+            self.network,
+            self.dice,
+            self._offers,
+            tell=self._plan,
+            log=self._say,
+        )
+
+    @property
+    def num_faults(self) -> int:
+        """Faults that happened."""
+        return self.dice.num_faults
 
     # The run ---------------------------------------------------------------------------------------------
 
@@ -91,6 +130,7 @@ class RoughWorld:
         self._plan_jobs()
         self._plan_services()
         self._plan_policies()
+        self._plan_windows()
         self._plan_misfortunes()
         self.agenda.at(FAULTS_END_NS, self._heal, LAST)
         while self.agenda.step():
@@ -181,6 +221,18 @@ class RoughWorld:
             policy = PolicySet(tuple(rules), pick.choice([0, 5 * S]), preemption=preemption)
             self._tell(policy, pick.choice([0, pick.randrange(30 * S)]))
 
+    def _plan_windows(self) -> None:
+        """Some worlds have maintenance windows or reservations; some of those are taken back."""
+        pick = self.random
+        for number in range(pick.choice([0, 0, 1, 2])):
+            nodes = pick.sample(list(self._offers), pick.randint(1, len(self._offers)))
+            begin_ns = pick.randrange(50 * S)
+            end_ns = begin_ns + pick.randrange(1, 40 * S)
+            window = WindowSet(f"w{number}", tuple(nodes), begin_ns, end_ns, pick.choice(["", "a", "above"]))
+            self._tell(window, pick.randrange(begin_ns + 1))
+            if pick.random() < 0.3:
+                self._tell(WindowRemoved(window.window_id), pick.randrange(60 * S))
+
     def _preemption(self) -> PreemptionRules:
         pick = self.random
         return PreemptionRules(
@@ -209,7 +261,7 @@ class RoughWorld:
         return tuple(sorted({gang.num_ranks + pick.randint(1, 4) for _ in range(pick.randint(1, 3))}))
 
     def _script(self, action: StartWork) -> Script:
-        pick = self.random
+        pick = self.dice.of("script", action.work_id)
         script = Script(start_ns=pick.randrange(1, 2 * S), ready_ns=pick.randrange(2 * S))
         script.stop_ns = pick.choice([1 * MS, pick.randrange(1, 4 * S)])
         if pick.random() < 0.5:
@@ -231,215 +283,59 @@ class RoughWorld:
     # Between the parts --------------------------------------------------------------------------------------
 
     def _tell(self, event: AnyEvent, at_ns: int) -> None:
-        """Something that a person or an agent says, again and again until a control plane takes it."""
+        """A part of the plan: something that a person or an agent says at a time."""
+        if self.dice.plans(self.dice.name_of_next("plan", type(event).__name__)):
+            self._plan(event, at_ns)
+
+    def _plan(self, event: AnyEvent, at_ns: int) -> None:
         self.agenda.at(at_ns, lambda: self._told(event))
 
     def _told(self, event: AnyEvent) -> None:
-        if not self._take(event):
-            self.agenda.after(500 * MS, lambda: self._told(event))
+        """Said again and again until a control plane takes it."""
+        self.control.take(event, lambda: self.agenda.after(500 * MS, lambda: self._told(event)))
 
-    def _take(self, event: AnyEvent) -> bool:
-        """Gives an event to the driver, which may be killed at any point. True if it became durable."""
-        driver = self.driver
-        if not driver.is_up:
-            return False
-        if self.is_healed or self.random.random() >= self._rate_killed:
-            driver.take(event)
-            return True
-        self.num_faults += 1
-        before = driver.core.digest()
-        if self.random.random() < 0.3:
-            # Handled in memory, killed before the record was durable: it never happened.
-            driver.core.handle(driver.now_ns(), event)
-            self._kill(before)
-            return False
-        actions = driver.decide(event)
-        driver.carry_out(actions[: self.random.randint(0, len(actions))])
-        self._kill(driver.core.digest())
-        return True
-
-    def _kill(self, digest: str) -> None:
-        self.driver.kill()
-        self._recovered = self.driver.recovered()
-        if self._recovered.digest() != digest:
-            raise ViolationError("a replay of the journal gives another state")
-        self.agenda.after(self.random.randrange(1, 5 * S), self._restart)
-
-    def _restart(self) -> None:
-        if not self.driver.is_up:
-            self.driver.restart(self._recovered)
-            if self.random.random() < 0.5:
-                self.driver.take_snapshot()
+    def _take(self, event: AnyEvent) -> None:
+        """Said once, whether anybody listens or not."""
+        self.control.take(event, _forgotten)
 
     def _watch(self, now_ns: int, event: AnyEvent, actions: list[AnyAction]) -> None:
         self.num_events += 1
-        self.last_events.append((now_ns, event, actions))
+        self.log.append(f"{now_ns / S:.3f} s: {event}")
+        self.log += [f"    {action}" for action in actions]
         self.checker.check(now_ns, event, actions, self.driver.core)
+
+    def _say(self, words: str) -> None:
+        self.log.append(f"{self.driver.now_ns() / S:.3f} s: ({words})")
 
     def _conflict(self, message: str) -> None:
         self.checker.conflict(message)
 
-    def _send(self, message: Callable[[], None]) -> None:
-        """From the driver to the engine: in order where there is no delay, otherwise late and reordered."""
-        self.agenda.after(self._delay_ns(), message)
+    def _send(self, name: str, nodes: tuple[str, ...], message: Callable[[], None]) -> None:
+        self.network.send(name, nodes, message)
 
     def _reported(self, event: AnyEvent, nodes: tuple[str, ...]) -> None:
-        """From the engine to the driver, through a network that loses, delays, repeats and reorders."""
-        for node_id in nodes:
-            if not self.engine.nodes[node_id].is_reachable:
-                self._held.setdefault(node_id, []).append(event)
-                return
-        if self.is_healed:
-            self.agenda.after(1 * MS, lambda: self._told(event))
-            return
-        if self.random.random() < self._rate_lost:
-            self.num_faults += 1
-        else:
-            self._deliver(event, self._delay_ns())
-        if self.random.random() < self._rate_repeated:
-            self.num_faults += 1
-            self._deliver(event, self._delay_ns() + self.random.randrange(10 * S))
-        if self.random.random() < self._rate_forged:
-            self.num_faults += 1
-            fence = getattr(event, "fence", 1) - self.random.randint(1, 2)
-            work_id = getattr(event, "work_id", "")
-            self._deliver(WorkGone(work_id, fence, "succeeded"), self._delay_ns())
-
-    def _deliver(self, event: AnyEvent, delay_ns: int) -> None:
-        """Once, whether anybody listens or not."""
-
-        def deliver() -> None:
-            self._take(event)
-
-        self.agenda.after(delay_ns, deliver)
-
-    def _delay_ns(self) -> int:
-        return 1 * MS if self.is_healed else self.random.randrange(1, self._max_delay_ns)
-
-    # Misfortunes -----------------------------------------------------------------------------------------
+        self.network.report(event, nodes)
 
     def _plan_misfortunes(self) -> None:
         pick = self.random
-        kinds: list[Callable[[], None]] = [
-            self._node_silent,
-            self._node_dies,
-            self._rank_crashes,
-            self._operator_ends_a_work,
-            self._clock_jumps,
-            self._control_plane_dies,
-            self._cordon,
-            self._snapshot,
-            self._sweep,
-        ]
-        for _ in range(pick.randint(0, 40)):
-            self.agenda.at(pick.randrange(FAULTS_END_NS), pick.choice(kinds))
-
-    def _node_silent(self) -> None:
-        """A partition, or a flap: news of silence and return may overtake each other and come twice."""
-        node_id = self.random.choice(list(self._offers))
-        node = self.engine.nodes[node_id]
-        if not node.is_reachable or not node.is_powered:
-            return
-        self.num_faults += 1
-        node.is_reachable = False
-        for _ in range(self.random.randint(0, 2)):
-            self._deliver(NodeSilent(node_id), self._delay_ns())
-        self.agenda.after(self.random.randrange(1, 10 * S), lambda: self._node_back(node_id))
-
-    def _node_back(self, node_id: str) -> None:
-        node = self.engine.nodes[node_id]
-        if node.is_reachable:
-            return
-        node.is_reachable = True
-        for event in self._held.pop(node_id, []):
-            self._reported(event, ())
-        if node.is_powered:
-            self._deliver(NodeBack(node_id), self._delay_ns())
-
-    def _node_dies(self) -> None:
-        """Power is gone; later comes the proof, repeated and late, and the node boots again."""
-        pick = self.random
-        node_id = pick.choice(list(self._offers))
-        node = self.engine.nodes[node_id]
-        if not node.is_powered:
-            return
-        self.num_faults += 1
-        if pick.random() < 0.5:
-            self._held.pop(node_id, None)
-        boot = node.boot
-        self.engine.power_off(node_id)
-        if pick.random() < 0.7:
-            self._deliver(NodeSilent(node_id), self._delay_ns())
-        fenced_ns = pick.randrange(1, 10 * S)
-        if pick.random() < 0.8:
-            self.agenda.after(fenced_ns, lambda: self._prove_dead(node_id, boot))
-        self.agenda.after(fenced_ns + pick.randrange(1, 10 * S), lambda: self._node_boots(node_id))
-
-    def _prove_dead(self, node_id: str, boot: int) -> None:
-        node = self.engine.nodes[node_id]
-        if node.is_powered or node.boot != boot:
-            return
-        self.engine.prove_dead(node_id)
-        for _ in range(self.random.randint(1, 3)):
-            self._tell(NodeFenced(node_id, boot), self.agenda.now_ns + self.random.randrange(1, 12 * S))
-
-    def _node_boots(self, node_id: str) -> None:
-        node = self.engine.nodes[node_id]
-        if node.is_powered:
-            return
-        self.engine.power_on(node_id)
-        offer = self._offers[node_id]
-        joined = NodeJoined(node_id, offer.device_kind, offer.num_devices, offer.memory_bytes, node.boot)
-        self._tell(joined, self.agenda.now_ns + self._delay_ns())
-        if self.random.random() < 0.3:
-            self._deliver(joined, self.random.randrange(1, 20 * S))
-
-    def _rank_crashes(self) -> None:
-        running = [work_id for work_id, work in self.engine.works.items() if work.phase == "running"]
-        if running:
-            self.num_faults += 1
-            self.engine.crash_rank(self.random.choice(running))
-
-    def _operator_ends_a_work(self) -> None:
-        running = [work_id for work_id, work in self.engine.works.items() if work.phase == "running"]
-        if running:
-            self.num_faults += 1
-            self.engine.end_by_operator(self.random.choice(running))
-
-    def _clock_jumps(self) -> None:
-        self.num_faults += 1
-        self.driver.clock_offset_ns += self.random.choice([1 * S, 30 * S, 1000 * S])
-
-    def _control_plane_dies(self) -> None:
-        if self.driver.is_up:
-            self.num_faults += 1
-            self._kill(self.driver.core.digest())
-
-    def _cordon(self) -> None:
-        node_id = self.random.choice(list(self._offers))
-        self._tell(NodeCordoned(node_id), self.agenda.now_ns)
-        self._tell(NodeUncordoned(node_id), self.agenda.now_ns + self.random.randrange(1, 20 * S))
-
-    def _snapshot(self) -> None:
-        if self.driver.is_up:
-            self.driver.take_snapshot()
-
-    def _sweep(self) -> None:
-        if self.driver.is_up:
-            self.driver.ask_engine()
+        names = [name for name, _ in self.mishaps.kinds()]
+        for number in range(pick.randint(0, 40)):
+            at_ns, name = pick.randrange(FAULTS_END_NS), pick.choice(names)
+            self.agenda.at(at_ns, partial(self.mishaps.happen, f"mishap/{number}/{name}", name))
 
     # Healing ---------------------------------------------------------------------------------------------
 
     def _heal(self) -> None:
         """From now on nothing goes wrong. Nodes come back, services are removed, engines are asked again."""
-        self.is_healed = True
-        self._restart()
+        self.is_healed = self.control.is_healed = self.network.is_healed = True
+        self._say("all is well from now on")
+        self.control.restart()
         for node_id in self._offers:
-            self._node_boots(node_id)
-            self._node_back(node_id)
+            self.mishaps.node_boots(node_id)
+            self.mishaps.node_back(node_id)
         self._keep_asking()
         for service_id in self._services:
-            self._tell(ServiceRemoved(service_id), self.agenda.now_ns + 30 * S)
+            self._plan(ServiceRemoved(service_id), self.agenda.now_ns + 30 * S)
 
     def _keep_asking(self) -> None:
         """What a platform does all the time: nodes that answer are not silent, and works are looked after."""
@@ -457,3 +353,7 @@ class RoughWorld:
         self.driver.snapshot = None
         if self.driver.recovered().digest() != self.driver.core.digest():
             raise ViolationError("a replay of the whole journal gives another state")
+
+
+def _forgotten() -> None:
+    """Nobody says it again."""
