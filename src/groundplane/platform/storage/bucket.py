@@ -31,6 +31,9 @@ _REFUSALS: Final = (
     "AuthorizationHeaderMalformed", "credential", "401 Unauthorized", "403 Forbidden",
 )  # fmt: skip
 """Words in an answer after which another try is of no use."""
+_METADATA_SERVER: Final = "169.254.169.254"
+"""Where a cloud's machines get credentials of their role; asked last, so its failure means that there are
+none."""
 
 
 class BucketTier:
@@ -131,6 +134,11 @@ class BucketTier:
             raise Denied(f"{self._name(key)}: {_told(error)}") from None
         except (exceptions.BaseError, OSError, ValueError) as error:
             text = str(error)
+            if _METADATA_SERVER in text:
+                raise Denied(
+                    f"{self.url}: no credentials: the environment has none (AWS_ACCESS_KEY_ID, ...) "
+                    "and this machine has no role"
+                ) from None
             kind = Denied if any(word in text for word in _REFUSALS) else Unavailable
             raise kind(f"{self._name(key)}: {_told(error)}") from None
 

@@ -7,6 +7,7 @@ a read, and it is asked again as long as that may help. Knows no names beyond wh
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -28,7 +29,10 @@ NUM_READERS: Final = 8
 """Requests of one process at a time."""
 NUM_KEEPERS: Final = 2
 MAX_KEEPING: Final = 8
-"""Parts waiting to be written to a cache; with more, the disk is too slow and a part is not kept."""
+"""Parts waiting to be written to the caches. With more, a reader waits, but not for ever:"""
+KEEP_WITHIN_S: Final = 1.0
+"""Longest time that a reader waits for a slow cache disk; then nothing is kept for a while."""
+KEEP_AGAIN_AFTER_S: Final = 10.0
 PLACES: Final = ("cache", "shared_cache", "peers", "durable")
 """Where a part may come from, nearest first."""
 
@@ -95,6 +99,7 @@ class Fetcher:
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="store-read")
         self._keepers = ThreadPoolExecutor(NUM_KEEPERS, thread_name_prefix="store-keep")
         self._keeping = threading.BoundedSemaphore(MAX_KEEPING)
+        self._keep_from_s = 0.0
         self.counts = ReadCounts()
 
     def begin(self, file: OpenedFile, number: int, into: memoryview | None = None) -> Future[memoryview]:
@@ -184,11 +189,15 @@ class Fetcher:
             raise Damaged(str(error)) from None
 
     def _keep(self, file: OpenedFile, number: int, data: Buffer, places: list[str]) -> None:
-        """Hands a part, which nobody changes any more, to the caches, unless they are behind."""
+        """Hands a part, which nobody changes any more, to the caches, unless they are too slow."""
         wanted = [self._caches[place] for place in places if place in self._caches]
         if not any(cache.usable for cache in wanted):
             return
-        if not self._keeping.acquire(blocking=False):
+        if time.monotonic() < self._keep_from_s:
+            self.counts.num_not_kept += 1
+            return
+        if not self._keeping.acquire(timeout=KEEP_WITHIN_S):
+            self._keep_from_s = time.monotonic() + KEEP_AGAIN_AFTER_S
             self.counts.num_not_kept += 1
             return
 

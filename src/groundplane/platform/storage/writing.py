@@ -107,7 +107,10 @@ class Sender:
         """
         if not manifest.inline:
             prefix = version_prefix(manifest.name, manifest.version)
-            retried(lambda: self.tier.settle(prefix), self.patience)
+            try:
+                retried(lambda: self.tier.settle(prefix), self.patience)
+            except Absent:
+                raise Collected(manifest.name) from None
         self.put(file_key(manifest.name), encode(manifest, content))
         if manifest.inline:
             return
@@ -240,6 +243,8 @@ class Upload:
         if not self._ended:
             self._end()
             begun: list[Future[Any]] = [*self._synced, *self._sent]
+            if self._opened is not None:
+                begun.append(self._opened)
             for one in begun:
                 if not one.cancel():
                     one.exception()
@@ -288,9 +293,8 @@ class Upload:
             StorageError: an earlier part failed for good: nothing can be tried again from here.
         """
         self._unstaged = True
-        key = part_key(self.name, self.version, number)
         if self._sender.tier.buffered:
-            self._sender.put_part(key, data)
+            self._send(number, data)
             return
         for future in self._sent:
             if future.done():
@@ -300,14 +304,20 @@ class Upload:
 
         def send() -> None:
             try:
-                self._sender.put_part(key, copied)
+                self._send(number, copied)
             finally:
                 self._room.release()
 
         self._sent.append(self._sender.senders.submit(send))
 
     def _send_staged(self, number: int) -> None:
-        self._sender.put_part(part_key(self.name, self.version, number), _staged_part(self._folder, number))
+        self._send(number, _staged_part(self._folder, number))
+
+    def _send(self, number: int, data: Buffer) -> None:
+        """Puts a part, after the mark: a collector must never find parts that have none yet."""
+        if self._opened is not None:
+            self._opened.result()
+        self._sender.put_part(part_key(self.name, self.version, number), data)
 
     def _finish(self, manifest: Manifest, content: bytes) -> None:
         """Waits for the parts, publishes, and hands the local copy to the cache."""
