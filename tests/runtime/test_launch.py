@@ -41,6 +41,21 @@ def lease(owner_id: str, *placement: RankPlacement, kind: str = "attempt", gener
     )
 
 
+def test_a_job_that_is_needed_must_be_known(tmp_path: Path) -> None:
+    core = core_with(("n1", 4, 1 << 40))
+    known = JobSpec(name="a", command=(sys.executable,))
+    gang, once = launch.gang_of(known, core), ev.RestartPolicy(budget=0, backoff_ns=0, backoff_limit_ns=0)
+    core.handle(0, ev.JobSubmitted("a-x7", "a", "default", 0, gang, once, 0))
+    launch.check_job(JobSpec(name="b", command=(sys.executable,), after=("a-x7",)), tmp_path, core)
+    with pytest.raises(InputError, match=r"after\[1\].*did you mean 'a-x7'"):
+        launch.check_job(JobSpec(name="b", command=(sys.executable,), after=("a-x7", "a-x8")), tmp_path, core)
+
+
+def test_the_smallest_gang_is_asked_for() -> None:
+    core = core_with(("n1", 4, 1 << 40))
+    assert launch.gang_of(JobSpec(name="a", ranks=8, min_ranks=2, command=("x",)), core).num_ranks == 2
+
+
 def keep_job(database: Database, job_id: str, spec: JobSpec) -> None:
     row = {"job_id": job_id, "name": spec.name, "spec": msgspec.json.encode(spec).decode(), "submitted_ns": 1}
     with database.begin() as connection:

@@ -33,9 +33,25 @@ def test_quantities_of_a_job() -> None:
     assert (job.memory_per_rank_bytes, job.time_limit_s, job.restart.backoff_s) == (2**31, 3600.0, 0.25)
 
 
+def test_sizes_of_a_job_are_the_divisors_of_its_ranks() -> None:
+    assert from_data({**JOB, "ranks": 12, "min_ranks": 3}, JobSpec).sizes == (3, 4, 6, 12)
+    assert from_data({**JOB, "ranks": 8, "min_ranks": 8}, JobSpec).sizes == (8,)
+    assert from_data({**JOB, "ranks": 8}, JobSpec).sizes == (8,)
+
+
+def test_what_a_job_waits_for() -> None:
+    more = {"after": ["a-1", "b-2"], "group": "sweep", "group_limit": 4, "deadline": "2 h"}
+    job = from_data({**JOB, **more}, JobSpec)
+    assert (job.after, job.group, job.group_limit, job.deadline_s) == (("a-1", "b-2"), "sweep", 4, 7200.0)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"ranks": 2, "min_ranks": 3}, "min_ranks: must be at most 2, got 3"),
+        ({"ranks": 10**12, "min_ranks": 1}, "ranks: must be at most 65536 with min_ranks"),
+        ({"group_limit": 2}, "group_limit: needs a group"),
+        ({"deadline": "0 s"}, "deadline: must be more than 0"),
         ({"command": []}, "command: exactly one of command and train must be given"),
         ({"train": {}}, "command: exactly one of command and train must be given"),
         ({"ranks": 0}, "ranks: must be a whole number >= 1, got 0"),
