@@ -155,7 +155,7 @@ class RoughWorld:
         busy_ns = pick.choice([2 * S, 40 * S])
         for number in range(pick.randint(1, 20)):
             gang = self._gang()
-            num_needed = pick.choice([0, 0, 0, 1, 2]) if number else 0
+            num_needed = pick.choice([0, 0, 0, 0, 0, 0, 1, 2]) if number else 0
             job = JobSubmitted(
                 job_id=f"j{number}",
                 name="job",
@@ -169,9 +169,9 @@ class RoughWorld:
                 is_preemptible=pick.random() < 0.9,
                 larger_ranks=self._larger_ranks(gang),
                 after=tuple(f"j{pick.randrange(number)}" for _ in range(num_needed)),
-                group=pick.choice(["", "", "g"]),
+                group=pick.choice(["", "", "", "", "g"]),
                 group_limit=pick.randint(0, 3),
-                deadline_ns=pick.choice([0, 0, 0, pick.randrange(1, 60 * S)]),
+                deadline_ns=pick.choice([0, 0, 0, 0, 0, 0, pick.randrange(1, 60 * S)]),
             )
             at_ns = pick.randrange(busy_ns)
             self._tell(job, at_ns)
