@@ -9,13 +9,22 @@ so they use plain loops over anything that can be indexed, and call nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, Protocol
 
 NO_REPLICA: Final = -1
 
 
-def round_robin(able: Sequence[bool], previous: int) -> int:
+class Row(Protocol):
+    """Numbers or flags, one a replica: a list, or an array."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """One of them."""
+
+
+def round_robin(able: Row, previous: int) -> int:
     """The next able replica after `previous`; `NO_REPLICA` if none is able."""
     count = len(able)
     for step in range(1, count + 1):
@@ -26,11 +35,11 @@ def round_robin(able: Sequence[bool], previous: int) -> int:
 
 
 def least_cost(
-    able: Sequence[bool],
+    able: Row,
     previous: int,
-    waiting_tokens: Sequence[int],
-    held_tokens: Sequence[int],
-    hit_tokens: Sequence[int],
+    waiting_tokens: Row,
+    held_tokens: Row,
+    hit_tokens: Row,
     prompt_tokens: int,
     prompt_permille: int,
 ) -> int:
@@ -59,7 +68,7 @@ def least_cost(
     return best
 
 
-def at_home(able: Sequence[bool], home: int) -> int:
+def at_home(able: Row, home: int) -> int:
     """The replica that served the session before, if it is still able; else `NO_REPLICA`."""
     if home >= 0 and able[home]:
         return home

@@ -33,15 +33,14 @@ _ADMITTED, _PREEMPTED = int(EventKind.ADMITTED), int(EventKind.PREEMPTED)
 @compiled
 def admit(s: State, r: int, budget: int, now_ns: int) -> int:
     """Lets the head of the line in; the tokens of the iteration it uses, or -1 if it must wait."""
-    work = s.lines[r, c.ROOT]
+    work = s.replicas[r, c.LINE]
     if s.works[work, c.REMOTE] >= 0:
         return _admit_remote(s, r, work, now_ns)
     if budget < 1:
         return -1
     if s.works[work, c.SWAPPED]:
         return _admit_swapped(s, r, work, now_ns)
-    pool = s.replicas[r, c.POOL]
-    unit, unit_tokens = s.pools[pool, c.UNIT_BLOCKS], s.pools[pool, c.UNIT_TOKENS]
+    unit, unit_tokens = s.replicas[r, c.UNIT_BLOCKS], s.replicas[r, c.UNIT_TOKENS]
     whole = target(s, work)
     limit = hit_limit(s, r, work, whole - 1)
     hits = count_hits(s, r, work, limit)
@@ -54,7 +53,7 @@ def admit(s: State, r: int, budget: int, now_ns: int) -> int:
     free = available(s, r)
     if wanted > free or wanted > free - count_idle(s, r, work, hits) * unit:
         return -1
-    pop(s.works, s.lines, r)
+    pop(s.works, s.replicas, r, c.LINE)
     write(s, now_ns, _ADMITTED, r, work, computed, now_ns)
     if not s.works[work, c.SEEN]:
         s.works[work, c.SEEN] = 1
@@ -65,14 +64,14 @@ def admit(s: State, r: int, budget: int, now_ns: int) -> int:
     use_units(s, r, work, hits)
     begin = s.works[work, c.HASH_BEGIN]
     for place in range(begin + hits, begin + found):
-        leave_tiers(s.units, c.LEVELS * r, s.hashes[place])
+        leave_tiers(s.tables, s.places, c.LEVELS * r, s.hashes[place])
     allocate(s, r, now_ns, need)
     s.works[work, c.PRIVATE] = need
     s.works[work, c.COMPUTED] = computed
     s.replicas[r, c.WAITING_TOKENS] += whole - computed - s.works[work, c.PENDING]
     s.works[work, c.PENDING] = whole - computed
     enter_units(s, r, work, computed)
-    s.replicas[r, c.LOADS] += unit * (host * s.pools[pool, c.HOST_NS] + disk * s.pools[pool, c.DISK_NS])
+    s.replicas[r, c.LOADS] += unit * (host * s.replicas[r, c.HOST_NS] + disk * s.replicas[r, c.DISK_NS])
     compute(s, r, work, tokens, 0, now_ns)
     return tokens
 
@@ -83,13 +82,13 @@ def _count_tier_hits(s: State, r: int, work: int, hits: int, limit: int) -> tupl
     host = 0
     disk = 0
     table = c.LEVELS * r
-    if s.units.tables[table + 1, c.CAPACITY] == 0 and s.units.tables[table + 2, c.CAPACITY] == 0:
+    if s.tables[table + 1, c.CAPACITY] == 0 and s.tables[table + 2, c.CAPACITY] == 0:
         return host, disk
     begin = s.works[work, c.HASH_BEGIN]
     for place in range(begin + hits, begin + limit):
-        if find(s.units, table + 1, s.hashes[place]) >= 0:
+        if find(s.tables, s.places, table + 1, s.hashes[place]) >= 0:
             host += 1
-        elif find(s.units, table + 2, s.hashes[place]) >= 0:
+        elif find(s.tables, s.places, table + 2, s.hashes[place]) >= 0:
             disk += 1
         else:
             break
@@ -102,11 +101,11 @@ def _admit_swapped(s: State, r: int, work: int, now_ns: int) -> int:
     need = blocks(s, r, computed + 1)
     if max(need, _needed(s, r, work)) > available(s, r):
         return -1
-    pop(s.works, s.lines, r)
+    pop(s.works, s.replicas, r, c.LINE)
     write(s, now_ns, _ADMITTED, r, work, computed, now_ns)
     moved = blocks(s, r, computed)
     s.replicas[r, c.SWAPPED_BLOCKS] -= moved
-    s.replicas[r, c.SWAPS] += moved * s.pools[s.replicas[r, c.POOL], c.SWAP_NS]
+    s.replicas[r, c.SWAPS] += moved * s.replicas[r, c.SWAP_NS]
     allocate(s, r, now_ns, need)
     s.works[work, c.PRIVATE] = need
     s.works[work, c.SWAPPED] = 0
@@ -116,21 +115,20 @@ def _admit_swapped(s: State, r: int, work: int, now_ns: int) -> int:
 
 @compiled
 def _admit_remote(s: State, r: int, work: int, now_ns: int) -> int:
-    pool, source = s.replicas[r, c.POOL], s.works[work, c.REMOTE]
-    there = s.replicas[source, c.POOL]
-    unit, computed = s.pools[pool, c.UNIT_BLOCKS], s.works[work, c.COMPUTED]
+    source = s.works[work, c.REMOTE]
+    unit, computed = s.replicas[r, c.UNIT_BLOCKS], s.works[work, c.COMPUTED]
     hits = count_hits(s, r, work, hit_limit(s, r, work, computed))
     need = blocks(s, r, computed) - hits * unit
     free = available(s, r) - count_idle(s, r, work, hits) * unit
     if max(need, _needed(s, r, work) - hits * unit) > free:
         return -1
-    pop(s.works, s.lines, r)
-    write(s, now_ns, _ADMITTED, r, work, hits * s.pools[pool, c.UNIT_TOKENS], now_ns)
+    pop(s.works, s.replicas, r, c.LINE)
+    write(s, now_ns, _ADMITTED, r, work, hits * s.replicas[r, c.UNIT_TOKENS], now_ns)
     use_units(s, r, work, hits)
     allocate(s, r, now_ns, need)
     s.works[work, c.PRIVATE] = need
-    latency_ns = max(s.pools[pool, c.LINK_LATENCY], s.pools[there, c.LINK_LATENCY])
-    duration_ns = latency_ns + need * max(s.pools[pool, c.LINK_NS], s.pools[there, c.LINK_NS])
+    latency_ns = max(s.replicas[r, c.LINK_LATENCY], s.replicas[source, c.LINK_LATENCY])
+    duration_ns = latency_ns + need * max(s.replicas[r, c.LINK_NS], s.replicas[source, c.LINK_NS])
     begin_ns = max(now_ns, s.replicas[r, c.INGRESS], s.replicas[source, c.EGRESS])
     end_ns = begin_ns + max(duration_ns, 1)
     s.replicas[r, c.INGRESS] = end_ns
@@ -147,8 +145,7 @@ def _admit_remote(s: State, r: int, work: int, now_ns: int) -> int:
 @compiled
 def _needed(s: State, r: int, work: int) -> int:
     """Blocks, those it finds included, that must be to be had before a request may begin."""
-    pool = s.replicas[r, c.POOL]
-    kind = s.pools[pool, c.KIND]
+    kind = s.replicas[r, c.KIND]
     if kind == c.SGLANG:
         rest = min(s.works[work, c.OUTPUT] - s.works[work, c.GENERATED], SGLANG_CLIP_TOKENS)
         aside = blocks(s, r, s.replicas[r, c.REST] * s.replicas[r, c.RATIO] // 1000)
@@ -167,7 +164,7 @@ def _needed(s: State, r: int, work: int) -> int:
             owned = blocks(s, r, s.works[other, c.COMPUTED] + steps + s.replicas[r, c.GROWN])
             promised += blocks(s, r, most_tokens(s, other)) - owned
         return blocks(s, r, most_tokens(s, work)) + promised
-    if kind == c.VLLM and s.pools[pool, c.RESERVE_PROMPT]:
+    if kind == c.VLLM and s.replicas[r, c.RESERVE_PROMPT]:
         return blocks(s, r, target(s, work))
     return 0
 
@@ -175,7 +172,7 @@ def _needed(s: State, r: int, work: int) -> int:
 @compiled
 def _promised(s: State, r: int, work: int) -> int:
     """Blocks that a request in the batch, which does not decode yet, may still need."""
-    held = s.works[work, c.HELD] * s.pools[s.replicas[r, c.POOL], c.UNIT_BLOCKS]
+    held = s.works[work, c.HELD] * s.replicas[r, c.UNIT_BLOCKS]
     return blocks(s, r, most_tokens(s, work)) - held - s.works[work, c.PRIVATE]
 
 
@@ -188,14 +185,14 @@ def compute(s: State, r: int, work: int, tokens: int, need: int, now_ns: int) ->
     s.lists[r, c.LIST_PIECE, place] = work
     s.lists[r, c.LIST_TOKENS, place] = tokens
     s.replicas[r, c.NUM_PIECES] += 1
-    if s.pools[s.replicas[r, c.POOL], c.KIND] == c.VLLM:
+    if s.replicas[r, c.KIND] == c.VLLM:
         enter_units(s, r, work, s.works[work, c.COMPUTED] + tokens)
 
 
 @compiled
 def victim(s: State, r: int) -> int:
     """Who gives way when blocks run out."""
-    sglang = s.pools[s.replicas[r, c.POOL], c.KIND] == c.SGLANG
+    sglang = s.replicas[r, c.KIND] == c.SGLANG
     loser = -1
     fewest = c.FOREVER
     for place in range(s.replicas[r, c.NUM_DECODE]):
@@ -222,7 +219,6 @@ def victim(s: State, r: int) -> int:
 @compiled
 def preempt(s: State, r: int, work: int, now_ns: int) -> None:
     """Takes a request out of the batch and puts it back into the line."""
-    pool = s.replicas[r, c.POOL]
     s.replicas[r, c.NUM_PREEMPTED] += 1
     s.works[work, c.PREEMPTIONS] += 1
     s.replicas[r, c.RATIO] = SGLANG_RATIO_START
@@ -235,14 +231,14 @@ def preempt(s: State, r: int, work: int, now_ns: int) -> None:
     write(s, now_ns, _PREEMPTED, r, work, computed, now_ns)
     release(s, r, work)
     size = blocks(s, r, computed)
-    room = s.replicas[r, c.SWAPPED_BLOCKS] + size <= s.pools[pool, c.SWAP_BLOCKS]
-    if s.pools[pool, c.SWAP] and decoding and room:
+    room = s.replicas[r, c.SWAPPED_BLOCKS] + size <= s.replicas[r, c.SWAP_BLOCKS]
+    if s.replicas[r, c.SWAP] and decoding and room:
         s.works[work, c.SWAPPED] = 1
         s.replicas[r, c.SWAPPED_BLOCKS] += size
-        s.replicas[r, c.SWAPS] += size * s.pools[pool, c.SWAP_NS]
+        s.replicas[r, c.SWAPS] += size * s.replicas[r, c.SWAP_NS]
     else:
         s.works[work, c.COMPUTED] = 0
         s.works[work, c.PENDING] = target(s, work)
         s.replicas[r, c.WAITING_TOKENS] += s.works[work, c.PENDING]
     s.works[work, c.WHERE] = c.IN_LINE
-    push(s.works, s.lines, r, work)
+    push(s.works, s.replicas, r, c.LINE, work)

@@ -45,8 +45,8 @@ def start(s: State, r: int, now_ns: int) -> None:
     s.replicas[r, c.LOADS] = 0
     s.replicas[r, c.SWAPS] = 0
     s.replicas[r, c.GROWN] = 0
-    pool = s.replicas[r, c.POOL]
-    if s.pools[pool, c.KIND] == c.SGLANG:
+    replica = s.replicas[r]
+    if replica[c.KIND] == c.SGLANG:
         decoding, settled = _fill_prompts_first(s, r, now_ns)
     else:
         decoding, settled = True, _fill_mixed(s, r, now_ns)
@@ -60,15 +60,17 @@ def start(s: State, r: int, now_ns: int) -> None:
     tokens = 0
     duration_ns = 0
     if num_pieces == 0:
-        duration_ns = s.prices.decode[pool, num_decode]
+        duration_ns = s.prices[s.replicas[r, c.DECODE_AT] + num_decode]
     for place in range(num_pieces):
         piece = s.lists[r, c.LIST_TOKENS, place]
         tokens += piece
-        duration_ns += piece_ns(s.prices, pool, piece, s.works[s.lists[r, c.LIST_PIECE, place], c.COMPUTED])
+        duration_ns += piece_ns(
+            s.prices, replica, piece, s.works[s.lists[r, c.LIST_PIECE, place], c.COMPUTED]
+        )
     if num_pieces > 0:
-        duration_ns += rows_ns(s.prices, pool, num_decode, num_pieces, tokens)
+        duration_ns += rows_ns(s.prices, replica, num_decode, num_pieces, tokens)
     if num_decode > 0:
-        duration_ns += attend_ns(s.prices, pool, num_decode, s.replicas[r, c.CONTEXT])
+        duration_ns += attend_ns(s.prices, replica, num_decode, s.replicas[r, c.CONTEXT])
     s.replicas[r, c.TOKENS] = tokens
     s.replicas[r, c.ITERATING] = 1
     s.replicas[r, c.BEGIN] = now_ns
@@ -79,9 +81,8 @@ def start(s: State, r: int, now_ns: int) -> None:
 @compiled
 def _fill_mixed(s: State, r: int, now_ns: int) -> bool:
     """Whether the line is empty, or will stay as it is until a sequence ends."""
-    pool = s.replicas[r, c.POOL]
     calm = _make_room_to_decode(s, r, now_ns)
-    budget = s.pools[pool, c.MAX_BATCHED] - s.replicas[r, c.NUM_DECODE]
+    budget = s.replicas[r, c.MAX_BATCHED] - s.replicas[r, c.NUM_DECODE]
     place = 0
     while place < s.replicas[r, c.NUM_PREFILL] and budget > 0:
         work = s.lists[r, c.LIST_PREFILL, place]
@@ -98,8 +99,8 @@ def _fill_mixed(s: State, r: int, now_ns: int) -> bool:
             compute(s, r, work, tokens, need, now_ns)
             budget -= tokens
             place += 1
-    while calm and s.lines[r, c.LENGTH] > 0:
-        if num_running(s, r) >= s.pools[pool, c.MAX_SEQUENCES]:
+    while calm and s.replicas[r, c.LINE_LENGTH] > 0:
+        if num_running(s, r) >= s.replicas[r, c.MAX_SEQUENCES]:
             return True
         used = admit(s, r, budget, now_ns)
         if used < 0:
@@ -111,8 +112,7 @@ def _fill_mixed(s: State, r: int, now_ns: int) -> bool:
 @compiled
 def _fill_prompts_first(s: State, r: int, now_ns: int) -> tuple[bool, bool]:
     """Whether the iteration decodes; whether the line will stay as it is until a sequence ends."""
-    pool = s.replicas[r, c.POOL]
-    budget = s.pools[pool, c.MAX_BATCHED]
+    budget = s.replicas[r, c.MAX_BATCHED]
     for place in range(s.replicas[r, c.NUM_PREFILL]):
         work = s.lists[r, c.LIST_PREFILL, place]
         computed = s.works[work, c.COMPUTED]
@@ -123,7 +123,7 @@ def _fill_prompts_first(s: State, r: int, now_ns: int) -> tuple[bool, bool]:
         compute(s, r, work, tokens, need, now_ns)
         budget -= tokens
     settled = True
-    while s.lines[r, c.LENGTH] > 0 and num_running(s, r) < s.pools[pool, c.MAX_SEQUENCES]:
+    while s.replicas[r, c.LINE_LENGTH] > 0 and num_running(s, r) < s.replicas[r, c.MAX_SEQUENCES]:
         used = admit(s, r, budget, now_ns)
         if used < 0:
             # What it sets aside for running sequences shrinks with each token: the next step may let it in.
@@ -139,13 +139,13 @@ def _fill_prompts_first(s: State, r: int, now_ns: int) -> tuple[bool, bool]:
 @compiled
 def _make_room_to_decode(s: State, r: int, now_ns: int) -> bool:
     """Gives a block to each decoding sequence that needs one; False if any had to give way."""
-    size = s.pools[s.replicas[r, c.POOL], c.BLOCK_TOKENS]
+    size = s.replicas[r, c.BLOCK_TOKENS]
     place = (-s.replicas[r, c.STEP]) % size
     calm = True
-    while s.phase[r, place] > available(s, r):
+    while s.lists[r, c.PHASE, place] > available(s, r):
         calm = False
         preempt(s, r, victim(s, r), now_ns)
-    allocate(s, r, now_ns, s.phase[r, place])
+    allocate(s, r, now_ns, s.lists[r, c.PHASE, place])
     s.replicas[r, c.GROWN] = 1
     return calm
 
@@ -180,7 +180,7 @@ def finish_iteration(s: State, r: int, now_ns: int) -> None:
 def _finish_sequences(s: State, r: int, now_ns: int) -> None:
     """Takes out the sequences that have all their tokens."""
     step = s.replicas[r, c.STEP]
-    size = s.pools[s.replicas[r, c.POOL], c.BLOCK_TOKENS]
+    size = s.replicas[r, c.BLOCK_TOKENS]
     kept = 0
     for place in range(s.replicas[r, c.NUM_DECODE]):
         work = s.lists[r, c.LIST_DECODE, place]
@@ -190,7 +190,7 @@ def _finish_sequences(s: State, r: int, now_ns: int) -> None:
             kept += 1
             continue
         phase = (s.works[work, c.COMPUTED] - s.works[work, c.STEP_JOINED]) % size
-        s.phase[r, phase] -= 1
+        s.lists[r, c.PHASE, phase] -= 1
         longest_ns = longest_since(s, r, s.works[work, c.STEP_GAPS])
         s.works[work, c.MAX_GAP] = max(s.works[work, c.MAX_GAP], longest_ns)
         s.works[work, c.LAST_TOKEN] = now_ns
@@ -223,7 +223,7 @@ def _finish_piece(s: State, r: int, work: int, tokens: int, now_ns: int) -> None
         release(s, r, work)
         end_work(s, work, _ENDED, now_ns)
         write(s, now_ns, _FINISHED, r, work, 0, now_ns)
-    elif s.pools[s.replicas[r, c.POOL], c.ROLE] == c.PREFILL:
+    elif s.replicas[r, c.ROLE] == c.PREFILL:
         s.replicas[r, c.NUM_HOLDING] += 1
         s.works[work, c.REMOTE] = r
         s.works[work, c.REMOTE_HELD] = s.works[work, c.HELD]
@@ -243,15 +243,14 @@ def jump(s: State, r: int, horizon_ns: int) -> None:
     not ended; each that is begun here is begun as `start` would.
     """
     replica = s.replicas[r]
-    pool = replica[c.POOL]
     num_decode = replica[c.BATCH]
-    size = s.pools[pool, c.BLOCK_TOKENS]
-    base_ns = s.prices.decode[pool, num_decode]
+    size = s.replicas[r, c.BLOCK_TOKENS]
+    base_ns = s.prices[replica[c.DECODE_AT] + num_decode]
     used = used_blocks(s, r)
     last_step = replica[c.NEXT_END] - 1
     room = len(s.log) - s.world[c.LOG_MARGIN] if s.world[c.LOGGING] else c.FOREVER
     while replica[c.END] < horizon_ns and replica[c.STEP] < last_step and s.world[c.NUM_LOGGED] < room:
-        grown = s.phase[r, (-replica[c.STEP] - 1) % size]
+        grown = s.lists[r, c.PHASE, (-replica[c.STEP] - 1) % size]
         if grown > replica[c.FREE]:
             return
         end_ns, begin_ns = replica[c.END], replica[c.BEGIN]
@@ -269,6 +268,6 @@ def jump(s: State, r: int, horizon_ns: int) -> None:
         used += grown
         replica[c.FREE] -= grown
         replica[c.KV_PEAK] = max(replica[c.KV_PEAK], used)
-        duration_ns = base_ns + attend_ns(s.prices, pool, num_decode, replica[c.CONTEXT])
+        duration_ns = base_ns + attend_ns(s.prices, replica, num_decode, replica[c.CONTEXT])
         replica[c.BEGIN] = end_ns
         replica[c.END] = end_ns + max(duration_ns, 1)

@@ -31,7 +31,7 @@ def write(s: State, now_ns: int, kind: int, replica: int, subject: int, value: i
 @compiled
 def idle_blocks(s: State, r: int) -> int:
     """Blocks of units that no sequence uses."""
-    return s.units.tables[c.LEVELS * r, c.NUM_IDLE] * s.pools[s.replicas[r, c.POOL], c.UNIT_BLOCKS]
+    return s.tables[c.LEVELS * r, c.NUM_IDLE] * s.replicas[r, c.UNIT_BLOCKS]
 
 
 @compiled
@@ -43,13 +43,13 @@ def available(s: State, r: int) -> int:
 @compiled
 def used_blocks(s: State, r: int) -> int:
     """Blocks that sequences hold."""
-    return s.pools[s.replicas[r, c.POOL], c.NUM_BLOCKS] - available(s, r)
+    return s.replicas[r, c.NUM_BLOCKS] - available(s, r)
 
 
 @compiled
 def blocks(s: State, r: int, tokens: int) -> int:
     """Blocks that so many tokens take."""
-    size = s.pools[s.replicas[r, c.POOL], c.BLOCK_TOKENS]
+    size = s.replicas[r, c.BLOCK_TOKENS]
     return (tokens + size - 1) // size
 
 
@@ -63,10 +63,9 @@ def touch(s: State, r: int, now_ns: int) -> None:
 @compiled
 def hit_limit(s: State, r: int, work: int, tokens: int) -> int:
     """Whole hash blocks of a request's first tokens."""
-    pool = s.replicas[r, c.POOL]
-    if not s.pools[pool, c.PREFIX]:
+    if not s.replicas[r, c.PREFIX]:
         return 0
-    return min(s.works[work, c.NUM_HASHES], tokens // s.pools[pool, c.UNIT_TOKENS])
+    return min(s.works[work, c.NUM_HASHES], tokens // s.replicas[r, c.UNIT_TOKENS])
 
 
 @compiled
@@ -74,7 +73,7 @@ def count_hits(s: State, r: int, work: int, limit: int) -> int:
     """Units at the beginning of a request that the chip holds."""
     begin = s.works[work, c.HASH_BEGIN]
     found = 0
-    while found < limit and find(s.units, c.LEVELS * r, s.hashes[begin + found]) >= 0:
+    while found < limit and find(s.tables, s.places, c.LEVELS * r, s.hashes[begin + found]) >= 0:
         found += 1
     return found
 
@@ -85,8 +84,8 @@ def count_idle(s: State, r: int, work: int, count: int) -> int:
     begin = s.works[work, c.HASH_BEGIN]
     idle = 0
     for place in range(begin, begin + count):
-        node = find(s.units, c.LEVELS * r, s.hashes[place])
-        if s.units.nodes[node, c.USERS] == 0:
+        node = find(s.tables, s.places, c.LEVELS * r, s.hashes[place])
+        if s.places[node, c.USERS] == 0:
             idle += 1
     return idle
 
@@ -97,10 +96,10 @@ def use_units(s: State, r: int, work: int, count: int) -> None:
     table = c.LEVELS * r
     begin = s.works[work, c.HASH_BEGIN]
     for place in range(begin, begin + count):
-        node = find(s.units, table, s.hashes[place])
-        if s.units.nodes[node, c.USERS] == 0:
-            take_idle(s.units, table, node)
-        s.units.nodes[node, c.USERS] += 1
+        node = find(s.tables, s.places, table, s.hashes[place])
+        if s.places[node, c.USERS] == 0:
+            take_idle(s.tables, s.places, table, node)
+        s.places[node, c.USERS] += 1
     s.works[work, c.HELD] = count
 
 
@@ -109,13 +108,13 @@ def allocate(s: State, r: int, now_ns: int, count: int) -> None:
     """Takes blocks that are to be had, after evicting what must go."""
     evicted = 0
     table = c.LEVELS * r
-    unit = s.pools[s.replicas[r, c.POOL], c.UNIT_BLOCKS]
+    unit = s.replicas[r, c.UNIT_BLOCKS]
     while s.replicas[r, c.FREE] < count:
-        node = s.units.tables[table, c.OLDEST]
-        key = s.units.nodes[node, c.KEY]
-        take_idle(s.units, table, node)
-        remove(s.units, table, node)
-        demote(s.units, table, key)
+        node = s.tables[table, c.OLDEST]
+        key = s.places[node, c.KEY]
+        take_idle(s.tables, s.places, table, node)
+        remove(s.tables, s.places, table, node)
+        demote(s.tables, s.places, table, key)
         s.replicas[r, c.FREE] += unit
         evicted += 1
     s.replicas[r, c.FREE] -= count
@@ -133,17 +132,17 @@ def enter_units(s: State, r: int, work: int, tokens: int) -> None:
         return
     table = c.LEVELS * r
     begin = s.works[work, c.HASH_BEGIN]
-    unit = s.pools[s.replicas[r, c.POOL], c.UNIT_BLOCKS]
+    unit = s.replicas[r, c.UNIT_BLOCKS]
     for place in range(begin + held, begin + limit):
         key = s.hashes[place]
-        node = find(s.units, table, key)
+        node = find(s.tables, s.places, table, key)
         if node >= 0:
-            if s.units.nodes[node, c.USERS] == 0:
-                take_idle(s.units, table, node)
-            s.units.nodes[node, c.USERS] += 1
+            if s.places[node, c.USERS] == 0:
+                take_idle(s.tables, s.places, table, node)
+            s.places[node, c.USERS] += 1
             s.replicas[r, c.FREE] += unit
         else:
-            insert(s.units, table, key, 1)
+            insert(s.tables, s.places, table, key, 1)
     s.works[work, c.HELD] = limit
     s.works[work, c.PRIVATE] -= (limit - held) * unit
 
@@ -154,10 +153,10 @@ def leave(s: State, r: int, work: int, held: int, private: int) -> None:
     table = c.LEVELS * r
     begin = s.works[work, c.HASH_BEGIN]
     for place in range(begin + held - 1, begin - 1, -1):
-        node = find(s.units, table, s.hashes[place])
-        s.units.nodes[node, c.USERS] -= 1
-        if s.units.nodes[node, c.USERS] == 0:
-            make_idle(s.units, table, node)
+        node = find(s.tables, s.places, table, s.hashes[place])
+        s.places[node, c.USERS] -= 1
+        if s.places[node, c.USERS] == 0:
+            make_idle(s.tables, s.places, table, node)
     s.replicas[r, c.FREE] += private
 
 

@@ -88,15 +88,21 @@ def _next_outside(s: State) -> int:
             next_ns = min(next_ns, s.replicas[r, c.CHANGE])
         for place in range(s.replicas[r, c.NUM_TRANSFER]):
             next_ns = min(next_ns, s.lists[r, c.LIST_TRANSFER_END, place])
-    if s.world[c.NEXT_FAILURE] < len(s.failures):
-        next_ns = min(next_ns, s.failures[s.world[c.NEXT_FAILURE], 0])
-    for tick in s.ticks:
-        next_ns = min(next_ns, tick)
-    if s.world[c.NEXT_ARRIVAL] < len(s.arrival):
-        next_ns = min(next_ns, s.arrival[s.world[c.NEXT_ARRIVAL]])
-    if s.world[c.NUM_SAMPLES] < s.world[c.MAX_SAMPLES]:
+    if s.world[c.NEXT_FAILURE] < s.world[c.NUM_FAILURES]:
+        next_ns = min(next_ns, s.world[_failure_at(s)])
+    for pool in range(s.world[c.NUM_POOLS]):
+        next_ns = min(next_ns, s.world[s.world[c.POOLS_AT] + c.POOL_SIZE * pool])
+    if s.world[c.NEXT_ARRIVAL] < len(s.works):
+        next_ns = min(next_ns, s.works[s.world[c.NEXT_ARRIVAL], c.ARRIVAL])
+    if s.world[c.NUM_SAMPLES] < len(s.samples):
         next_ns = min(next_ns, s.world[c.NEXT_SAMPLE])
     return next_ns
+
+
+@compiled
+def _failure_at(s: State) -> int:
+    """Where the next failure is described in `world`."""
+    return s.world[c.FAILURES_AT] + c.FAILURE_SIZE * s.world[c.NEXT_FAILURE]
 
 
 @compiled
@@ -108,32 +114,32 @@ def _at(s: State, now_ns: int) -> None:
     for r in range(len(s.replicas)):
         if s.replicas[r, c.NUM_TRANSFER] > 0:
             finish_transfers(s, r, now_ns)
-    while s.world[c.NEXT_FAILURE] < len(s.failures) and s.failures[s.world[c.NEXT_FAILURE], 0] == now_ns:
-        place = s.world[c.NEXT_FAILURE]
+    while s.world[c.NEXT_FAILURE] < s.world[c.NUM_FAILURES] and s.world[_failure_at(s)] == now_ns:
+        place = _failure_at(s)
         s.world[c.NEXT_FAILURE] += 1
-        lose(s, s.failures[place, 1], s.failures[place, 2], now_ns)
+        lose(s, s.world[place + 1], s.world[place + 2], now_ns)
     for r in range(len(s.replicas)):
         while s.replicas[r, c.CHANGE] == now_ns:
             change(s, r, now_ns)
-    for pool in range(len(s.ticks)):
-        if s.ticks[pool] == now_ns:
+    for pool in range(s.world[c.NUM_POOLS]):
+        if s.world[s.world[c.POOLS_AT] + c.POOL_SIZE * pool] == now_ns:
             scale(s, pool, now_ns)
-    while s.world[c.NEXT_ARRIVAL] < len(s.arrival) and s.arrival[s.world[c.NEXT_ARRIVAL]] == now_ns:
+    while s.world[c.NEXT_ARRIVAL] < len(s.works) and s.works[s.world[c.NEXT_ARRIVAL], c.ARRIVAL] == now_ns:
         work = s.world[c.NEXT_ARRIVAL]
         s.world[c.NEXT_ARRIVAL] += 1
         route(s, work, True, now_ns)
-    if s.world[c.NEXT_SAMPLE] == now_ns and s.world[c.NUM_SAMPLES] < s.world[c.MAX_SAMPLES]:
+    if s.world[c.NUM_SAMPLES] < len(s.samples) and s.world[c.NEXT_SAMPLE] == now_ns:
         _sample(s, now_ns)
 
 
 @compiled
 def _sample(s: State, now_ns: int) -> None:
-    place = s.world[c.NUM_SAMPLES]
-    s.sample_times[place] = now_ns
+    sample = s.samples[s.world[c.NUM_SAMPLES]]
+    sample[0] = now_ns
     for r in range(len(s.replicas)):
-        s.samples[place, r, 0] = used_blocks(s, r)
-        s.samples[place, r, 1] = idle_blocks(s, r)
-        s.samples[place, r, 2] = num_running(s, r)
-        s.samples[place, r, 3] = s.lines[r, c.LENGTH]
+        sample[4 * r + 1] = used_blocks(s, r)
+        sample[4 * r + 2] = idle_blocks(s, r)
+        sample[4 * r + 3] = num_running(s, r)
+        sample[4 * r + 4] = s.replicas[r, c.LINE_LENGTH]
     s.world[c.NUM_SAMPLES] += 1
     s.world[c.NEXT_SAMPLE] += s.world[c.SAMPLE_NS]

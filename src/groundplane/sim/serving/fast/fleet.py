@@ -63,7 +63,7 @@ def lose(s: State, r: int, down_ns: int, now_ns: int) -> None:
     book_time(s, r, now_ns)
     s.replicas[r, c.STATUS] = LOST
     s.replicas[r, c.CHANGE] = now_ns + down_ns
-    if s.pools[s.replicas[r, c.POOL], c.ROLE] == c.PREFILL:
+    if s.replicas[r, c.ROLE] == c.PREFILL:
         for work in range(len(s.works)):
             if s.works[work, c.REMOTE] == r:
                 _lose_cache(s, work, now_ns)
@@ -104,8 +104,8 @@ def _empty(s: State, r: int, now_ns: int) -> IntArray:
             here[count] = s.lists[r, which, place]
             count += 1
         s.replicas[r, length] = 0
-    while s.lines[r, c.LENGTH] > 0:
-        here[count] = pop(s.works, s.lines, r)
+    while s.replicas[r, c.LINE_LENGTH] > 0:
+        here[count] = pop(s.works, s.replicas, r, c.LINE)
         count += 1
     for column in (
         c.ITERATING, c.NUM_PIECES, c.NUM_HOLDING, c.SWAPPED_BLOCKS, c.EGRESS, c.INGRESS, c.WAITING_TOKENS,
@@ -113,8 +113,8 @@ def _empty(s: State, r: int, now_ns: int) -> IntArray:
     ):  # fmt: skip
         s.replicas[r, column] = 0
     s.replicas[r, c.RATIO] = SGLANG_RATIO_START
-    s.replicas[r, c.FREE] = s.pools[s.replicas[r, c.POOL], c.NUM_BLOCKS]
-    clear(s.units, c.LEVELS * r)
+    s.replicas[r, c.FREE] = s.replicas[r, c.NUM_BLOCKS]
+    clear(s.tables, s.places, c.LEVELS * r)
     here.sort()
     return here
 
@@ -142,7 +142,7 @@ def _lose_cache(s: State, work: int, now_ns: int) -> None:
                 kept += 1
         s.replicas[keeper, c.NUM_TRANSFER] = kept
         s.works[work, c.WHERE] = c.IN_LINE
-        push(s.works, s.lines, keeper, work)
+        push(s.works, s.replicas, keeper, c.LINE, work)
     if where != c.IN_GATEWAY:
         s.replicas[keeper, c.EXPECTED_TOKENS] -= s.works[work, c.EXPECTED]
         s.replicas[keeper, c.WAITING_TOKENS] += target(s, work)
@@ -165,7 +165,7 @@ def _begin_start(s: State, r: int, now_ns: int) -> None:
     s.replicas[r, c.STATUS] = STARTING
     s.replicas[r, c.STARTS] += 1
     s.replicas[r, c.UP_SINCE] = now_ns
-    s.replicas[r, c.CHANGE] = now_ns + s.pools[s.replicas[r, c.POOL], c.START_NS]
+    s.replicas[r, c.CHANGE] = now_ns + s.replicas[r, c.START_NS]
     write(s, now_ns, _STARTING, r, 0, 0, now_ns)
 
 
@@ -177,14 +177,12 @@ def _make_ready(s: State, r: int, now_ns: int) -> None:
     if s.replicas[r, c.READY_SINCE] < 0:
         s.replicas[r, c.READY_SINCE] = now_ns
     write(s, now_ns, _READY, r, 0, 0, now_ns)
-    pool = s.replicas[r, c.POOL]
-    decode = s.pools[pool, c.ROLE] == c.DECODE
-    line = len(s.replicas) + s.pools[pool, c.POOL_MODEL]
-    if decode:
-        line += len(s.longest)
-    waiting = np.empty(s.lines[line, c.LENGTH], dtype=np.int64)
+    decode = s.replicas[r, c.ROLE] == c.DECODE
+    line = c.DECODE_LINE if decode else c.GATE_LINE
+    model = s.replicas[r, c.POOL_MODEL]
+    waiting = np.empty(s.models[model, line + 1], dtype=np.int64)
     for place in range(len(waiting)):
-        waiting[place] = pop(s.works, s.lines, line)
+        waiting[place] = pop(s.works, s.models, model, line)
     for work in waiting:
         if decode:
             route_decode(s, work, now_ns)
@@ -222,19 +220,22 @@ def stop_if_drained(s: State, r: int, now_ns: int) -> None:
 @compiled
 def scale(s: State, pool: int, now_ns: int) -> None:
     """Looks at a pool's load; starts, keeps or drains replicas as the policy says."""
-    s.ticks[pool] += s.pools[pool, c.INTERVAL]
-    line = len(s.replicas) + s.pools[pool, c.POOL_MODEL]
-    if s.pools[pool, c.ROLE] == c.DECODE:
-        line += len(s.longest)
-    load = s.lines[line, c.LENGTH]
+    first = 0
+    while s.replicas[first, c.POOL] != pool:
+        first += 1
+    replica = s.replicas[first]
+    place = s.world[c.POOLS_AT] + c.POOL_SIZE * pool
+    s.world[place] += replica[c.INTERVAL]
+    line = c.DECODE_LENGTH if replica[c.ROLE] == c.DECODE else c.GATE_LENGTH
+    load = s.models[replica[c.POOL_MODEL], line]
     current = 0
-    for r in range(len(s.replicas)):
+    for r in range(first, len(s.replicas)):
         if s.replicas[r, c.POOL] == pool:
             load += num_requests(s, r)
             current += s.replicas[r, c.STATUS] in (STARTING, READY)
     wanted = _replicas_wanted(
-        s.memories[pool], now_ns, load, current, s.pools[pool, c.TARGET], s.pools[pool, c.MIN_REPLICAS],
-        s.pools[pool, c.MAX_REPLICAS], s.pools[pool, c.UP_PATIENCE], s.pools[pool, c.DOWN_PATIENCE],
+        s.world[place + 1 : place + c.POOL_SIZE], now_ns, load, current, replica[c.TARGET],
+        replica[c.MIN_REPLICAS], replica[c.MAX_REPLICAS], replica[c.UP_PATIENCE], replica[c.DOWN_PATIENCE],
     )  # fmt: skip
     for status in (DRAINING, OFF):
         for r in range(len(s.replicas)):

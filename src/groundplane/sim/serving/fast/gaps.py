@@ -31,7 +31,7 @@ def send_token(s: State, work: int, now_ns: int) -> None:
         s.works[work, c.FIRST_TOKEN] = now_ns
     else:
         gap_ns = now_ns - last_ns
-        s.gap_counts[s.works[work, c.MODEL], gap_place(gap_ns)] += 1
+        s.models[s.works[work, c.MODEL], c.GAPS + gap_place(gap_ns)] += 1
         s.works[work, c.MAX_GAP] = max(s.works[work, c.MAX_GAP], gap_ns)
     s.works[work, c.LAST_TOKEN] = now_ns
 
@@ -42,11 +42,11 @@ def longest_since(s: State, r: int, step: int) -> int:
     low, high = 0, s.replicas[r, c.NUM_STACK]
     while low < high:
         middle = (low + high) // 2
-        if s.stack[r, middle, 0] > step:
+        if s.lists[r, c.STACK_STEP, middle] > step:
             high = middle
         else:
             low = middle + 1
-    return s.stack[r, low, 1] if low < s.replicas[r, c.NUM_STACK] else 0
+    return s.lists[r, c.STACK_GAP, low] if low < s.replicas[r, c.NUM_STACK] else 0
 
 
 @compiled
@@ -55,16 +55,16 @@ def send_step(s: State, r: int, now_ns: int, num_decode: int) -> None:
     step, fresh = s.replicas[r, c.STEP], s.replicas[r, c.NUM_FRESH]
     if num_decode > fresh:
         gap_ns = now_ns - s.replicas[r, c.LAST_DECODE]
-        model = s.pools[s.replicas[r, c.POOL], c.POOL_MODEL]
-        s.gap_counts[model, gap_place(gap_ns)] += num_decode - fresh
+        model = s.replicas[r, c.POOL_MODEL]
+        s.models[model, c.GAPS + gap_place(gap_ns)] += num_decode - fresh
         depth = s.replicas[r, c.NUM_STACK]
-        while depth > 0 and s.stack[r, depth - 1, 1] <= gap_ns:
+        while depth > 0 and s.lists[r, c.STACK_GAP, depth - 1] <= gap_ns:
             depth -= 1
         if depth == c.STACK_DEPTH:
             _settle_gaps(s, r, step, num_decode)
             depth = 0
-        s.stack[r, depth, 0] = step
-        s.stack[r, depth, 1] = gap_ns
+        s.lists[r, c.STACK_STEP, depth] = step
+        s.lists[r, c.STACK_GAP, depth] = gap_ns
         s.replicas[r, c.NUM_STACK] = depth + 1
     for place in range(fresh):
         work = s.lists[r, c.LIST_FRESH, place]

@@ -17,7 +17,6 @@ from groundplane.sim.serving.reference.replica import READY
 
 _ROUTED, _REJECTED = int(EventKind.ROUTED), int(EventKind.REJECTED)
 _LONG, _FULL = int(End.REJECTED_LONG), int(End.REJECTED_FULL)
-_HITS, _WAITING, _HELD = range(3)
 
 _round_robin = compiled(routing.round_robin)
 _least_cost = compiled(routing.least_cost)
@@ -57,73 +56,70 @@ def _mark_able(s: State, work: int, decode: bool) -> int:
     """Marks the replicas that are up and can hold a request; how many."""
     count = 0
     for r in range(len(s.replicas)):
-        pool = s.replicas[r, c.POOL]
-        fits = (s.pools[pool, c.ROLE] == c.DECODE) == decode
-        fits = fits and s.pools[pool, c.POOL_MODEL] == s.works[work, c.MODEL]
-        fits = fits and s.pools[pool, c.MOST_TOKENS] >= most_tokens(s, work)
-        s.able[r] = fits and s.replicas[r, c.STATUS] == READY
-        count += s.able[r]
+        fits = (s.replicas[r, c.ROLE] == c.DECODE) == decode
+        fits = fits and s.replicas[r, c.POOL_MODEL] == s.works[work, c.MODEL]
+        fits = fits and s.replicas[r, c.MOST_TOKENS] >= most_tokens(s, work)
+        s.replicas[r, c.ABLE] = fits and s.replicas[r, c.STATUS] == READY
+        count += s.replicas[r, c.ABLE]
     return count
 
 
 @compiled
-def _look_at_loads(s: State) -> None:
+def _least_to_do(s: State, previous: int, tokens: int) -> int:
+    """The replica with the least to do, what its cache holds of the prompt not counted."""
     for r in range(len(s.replicas)):
-        s.scratch[_WAITING, r] = s.replicas[r, c.WAITING_TOKENS]
-        s.scratch[_HELD, r] = s.replicas[r, c.CONTEXT] + s.replicas[r, c.EXPECTED_TOKENS]
+        s.replicas[r, c.HELD_TOKENS] = s.replicas[r, c.CONTEXT] + s.replicas[r, c.EXPECTED_TOKENS]
+    return _least_cost(
+        s.replicas[:, c.ABLE], previous, s.replicas[:, c.WAITING_TOKENS], s.replicas[:, c.HELD_TOKENS],
+        s.replicas[:, c.HITS], tokens, s.world[c.PROMPT_PERMILLE],
+    )  # fmt: skip
 
 
 @compiled
 def route(s: State, work: int, bounded: bool, now_ns: int) -> None:
     """Sends a request to a replica, into the gateway's line, or away."""
     model = s.works[work, c.MODEL]
-    if most_tokens(s, work) > s.longest[model]:
+    if most_tokens(s, work) > s.models[model, c.LONGEST]:
         _reject(s, work, _LONG, now_ns)
         return
     if _mark_able(s, work, False) == 0:
-        line = len(s.replicas) + model
-        if bounded and s.lines[line, c.LENGTH] >= s.world[c.MAX_WAITING]:
+        if bounded and s.models[model, c.GATE_LENGTH] >= s.world[c.MAX_WAITING]:
             _reject(s, work, _FULL, now_ns)
         else:
             s.works[work, c.WHERE] = c.IN_GATEWAY
-            push(s.works, s.lines, line, work)
+            push(s.works, s.models, model, c.GATE_LINE, work)
         return
     prefix = s.world[c.ROUTING] == c.PREFIX_AWARE
     tokens = target(s, work)
     for r in range(len(s.replicas)):
-        s.scratch[_HITS, r] = 0
-        if s.able[r]:
-            pool = s.replicas[r, c.POOL]
-            if bounded and s.lines[r, c.LENGTH] >= s.pools[pool, c.MAX_QUEUE]:
-                s.able[r] = False
+        s.replicas[r, c.HITS] = 0
+        if s.replicas[r, c.ABLE]:
+            if bounded and s.replicas[r, c.LINE_LENGTH] >= s.replicas[r, c.MAX_QUEUE]:
+                s.replicas[r, c.ABLE] = 0
             elif prefix:
                 hits = count_hits(s, r, work, hit_limit(s, r, work, tokens - 1))
-                s.scratch[_HITS, r] = hits * s.pools[pool, c.UNIT_TOKENS]
+                s.replicas[r, c.HITS] = hits * s.replicas[r, c.UNIT_TOKENS]
     chosen = _pick(s, work, tokens)
     if chosen < 0:
         _reject(s, work, _FULL, now_ns)
         return
-    s.previous[0, model] = chosen
+    s.models[model, c.PREVIOUS] = chosen
     if s.works[work, c.SESSION] >= 0:
-        s.home[s.works[work, c.SESSION]] = chosen
-    _send(s, work, chosen, tokens - s.scratch[_HITS, chosen])
-    write(s, now_ns, _ROUTED, chosen, work, s.scratch[_HITS, chosen], now_ns)
+        s.world[s.world[c.HOMES_AT] + s.works[work, c.SESSION]] = chosen
+    _send(s, work, chosen, tokens - s.replicas[chosen, c.HITS])
+    write(s, now_ns, _ROUTED, chosen, work, s.replicas[chosen, c.HITS], now_ns)
 
 
 @compiled
 def _pick(s: State, work: int, tokens: int) -> int:
-    previous = s.previous[0, s.works[work, c.MODEL]]
+    previous = s.models[s.works[work, c.MODEL], c.PREVIOUS]
     if s.world[c.ROUTING] == c.ROUND_ROBIN:
-        return _round_robin(s.able, previous)
+        return _round_robin(s.replicas[:, c.ABLE], previous)
     if s.world[c.ROUTING] == c.SESSION_HOME and s.works[work, c.SESSION] >= 0:
-        home = _at_home(s.able, s.home[s.works[work, c.SESSION]])
+        home = _at_home(s.replicas[:, c.ABLE], s.world[s.world[c.HOMES_AT] + s.works[work, c.SESSION]])
         if home >= 0:
             return home
-    _look_at_loads(s)
-    return _least_cost(
-        s.able, previous, s.scratch[_WAITING], s.scratch[_HELD], s.scratch[_HITS], tokens,
-        s.world[c.PROMPT_PERMILLE],
-    )  # fmt: skip
+    return _least_to_do(s, previous, tokens)
 
 
 @compiled
@@ -132,7 +128,9 @@ def _send(s: State, work: int, r: int, pending: int) -> None:
     s.works[work, c.WHERE] = c.IN_LINE
     s.works[work, c.PENDING] = pending
     s.replicas[r, c.WAITING_TOKENS] += pending
-    push(s.works, s.lines, r, work)
+    # The iteration under way is the last before its line is looked at.
+    s.replicas[r, c.CAN_JUMP] = 0
+    push(s.works, s.replicas, r, c.LINE, work)
 
 
 @compiled
@@ -141,20 +139,17 @@ def route_decode(s: State, work: int, now_ns: int) -> None:
     model = s.works[work, c.MODEL]
     chosen = -1
     if _mark_able(s, work, True) > 0:
+        previous = s.models[model, c.PREVIOUS_DECODE]
         if s.world[c.ROUTING] == c.ROUND_ROBIN:
-            chosen = _round_robin(s.able, s.previous[1, model])
+            chosen = _round_robin(s.replicas[:, c.ABLE], previous)
         else:
-            s.scratch[_HITS, :] = 0
-            _look_at_loads(s)
-            chosen = _least_cost(
-                s.able, s.previous[1, model], s.scratch[_WAITING], s.scratch[_HELD], s.scratch[_HITS], 0,
-                s.world[c.PROMPT_PERMILLE],
-            )  # fmt: skip
+            s.replicas[:, c.HITS] = 0
+            chosen = _least_to_do(s, previous, 0)
     if chosen < 0:
         s.works[work, c.WHERE] = c.IN_GATEWAY
-        push(s.works, s.lines, len(s.replicas) + len(s.longest) + model, work)
+        push(s.works, s.models, model, c.DECODE_LINE, work)
         return
-    s.previous[1, model] = chosen
+    s.models[model, c.PREVIOUS_DECODE] = chosen
     s.works[work, c.EXPECTED] = s.works[work, c.COMPUTED]
     s.replicas[chosen, c.EXPECTED_TOKENS] += s.works[work, c.COMPUTED]
     _send(s, work, chosen, 0 if s.works[work, c.REMOTE] >= 0 else target(s, work))

@@ -44,18 +44,18 @@ def merge(works: IntArray, one: int, other: int) -> int:
 
 
 @compiled
-def push(works: IntArray, lines: IntArray, line: int, work: int) -> None:
-    """Puts a request into a line."""
+def push(works: IntArray, table: IntArray, row: int, column: int, work: int) -> None:
+    """Puts a request into the line whose root is in a table's column, its length in the next."""
     works[work, c.LEFT] = c.NONE
     works[work, c.RIGHT] = c.NONE
-    lines[line, c.ROOT] = merge(works, lines[line, c.ROOT], work)
-    lines[line, c.LENGTH] += 1
+    table[row, column] = merge(works, table[row, column], work)
+    table[row, column + 1] += 1
 
 
 @compiled
-def pop(works: IntArray, lines: IntArray, line: int) -> int:
+def pop(works: IntArray, table: IntArray, row: int, column: int) -> int:
     """Takes the first of a line that is not empty."""
-    work = lines[line, c.ROOT]
-    lines[line, c.ROOT] = merge(works, works[work, c.LEFT], works[work, c.RIGHT])
-    lines[line, c.LENGTH] -= 1
+    work = table[row, column]
+    table[row, column] = merge(works, works[work, c.LEFT], works[work, c.RIGHT])
+    table[row, column + 1] -= 1
     return work

@@ -23,7 +23,7 @@ def num_running(s: State, r: int) -> int:
 @compiled
 def num_requests(s: State, r: int) -> int:
     """Requests that are here."""
-    return s.lines[r, c.LENGTH] + num_running(s, r) + s.replicas[r, c.NUM_HOLDING]
+    return s.replicas[r, c.LINE_LENGTH] + num_running(s, r) + s.replicas[r, c.NUM_HOLDING]
 
 
 @compiled
@@ -59,7 +59,7 @@ def remove_prefill(s: State, r: int, work: int) -> None:
 def join_decode(s: State, r: int, work: int) -> None:
     """Puts a request among those that decode, from the next step on."""
     step, rest = s.replicas[r, c.STEP], s.works[work, c.OUTPUT] - s.works[work, c.GENERATED]
-    size = s.pools[s.replicas[r, c.POOL], c.BLOCK_TOKENS]
+    size = s.replicas[r, c.BLOCK_TOKENS]
     s.lists[r, c.LIST_DECODE, s.replicas[r, c.NUM_DECODE]] = work
     s.lists[r, c.LIST_FRESH, s.replicas[r, c.NUM_FRESH]] = work
     s.replicas[r, c.NUM_DECODE] += 1
@@ -67,7 +67,7 @@ def join_decode(s: State, r: int, work: int) -> None:
     s.replicas[r, c.CONTEXT] += s.works[work, c.COMPUTED]
     s.replicas[r, c.REST] += rest
     s.replicas[r, c.NEXT_END] = min(s.replicas[r, c.NEXT_END], step + rest)
-    s.phase[r, (s.works[work, c.COMPUTED] - step) % size] += 1
+    s.lists[r, c.PHASE, (s.works[work, c.COMPUTED] - step) % size] += 1
     s.works[work, c.STEP_JOINED] = step
     s.works[work, c.WHERE] = c.IN_DECODE
 
@@ -75,9 +75,9 @@ def join_decode(s: State, r: int, work: int) -> None:
 @compiled
 def remove_decode(s: State, r: int, work: int) -> None:
     """Takes a request out of those that decode, before its end."""
-    size = s.pools[s.replicas[r, c.POOL], c.BLOCK_TOKENS]
+    size = s.replicas[r, c.BLOCK_TOKENS]
     step, joined = s.replicas[r, c.STEP], s.works[work, c.STEP_JOINED]
-    s.phase[r, (s.works[work, c.COMPUTED] - joined) % size] -= 1
+    s.lists[r, c.PHASE, (s.works[work, c.COMPUTED] - joined) % size] -= 1
     if step > joined:
         longest_ns = longest_since(s, r, s.works[work, c.STEP_GAPS])
         s.works[work, c.MAX_GAP] = max(s.works[work, c.MAX_GAP], longest_ns)
@@ -98,7 +98,7 @@ def remove_decode(s: State, r: int, work: int) -> None:
 @compiled
 def settle(s: State, r: int, work: int) -> None:
     """Writes down what a sequence that decodes has by now."""
-    unit = s.pools[s.replicas[r, c.POOL], c.UNIT_BLOCKS]
+    unit = s.replicas[r, c.UNIT_BLOCKS]
     steps = s.replicas[r, c.STEP] - s.works[work, c.STEP_JOINED]
     s.works[work, c.COMPUTED] += steps
     s.works[work, c.GENERATED] += steps

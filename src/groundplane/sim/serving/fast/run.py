@@ -47,11 +47,9 @@ def run(prepared: Prepared, *, log: bool) -> Outcome:
         preemptions=of(c.PREEMPTIONS),
         moves=of(c.MOVES),
         transfer_ns=of(c.TRANSFER),
-        gap_counts=state.gap_counts,
+        gap_counts=np.ascontiguousarray(state.models[:, c.GAPS :]),
         replicas=_totals(state),
-        samples=Samples(
-            state.sample_times[:count].copy(), *(np.ascontiguousarray(samples[:, :, k]) for k in range(4))
-        ),
+        samples=Samples(samples[:, 0].copy(), *(np.ascontiguousarray(samples[:, k::4]) for k in range(1, 5))),
         end_ns=int(state.world[c.NOW]),
         log=_event_log(parts) if log else None,
     )

@@ -1,15 +1,14 @@
 """Prefix units of one replica and level: a hash table, reference counts, and an order of last use.
 
-Open addressing with linear probing; a removal moves later entries back, so there are no tombstones. Nodes of
-idle units are linked from the one used longest ago to the newest.
+Open addressing with linear probing; a removal moves later entries back, so there are no tombstones, and links
+of the idle order are mended as entries move. Idle units are linked from the one used longest ago to the
+newest.
 """
 
 # mypy: disable-error-code="no-any-return"
 # (numpy types an element as Any)
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,170 +17,158 @@ from groundplane.sim.serving.fast.compiled import compiled
 from groundplane.sim.serving.outcome import IntArray
 
 
-class Units(NamedTuple):
-    """`tables` t x `NUM_TABLE`, `nodes` of all tables x `NUM_NODE`, `slots` of all tables (node or -1)."""
-
-    tables: IntArray
-    nodes: IntArray
-    slots: IntArray
-
-
-def make_units(capacities: IntArray) -> Units:
-    """Empty tables that hold so many units each."""
-    bits = np.array([max(int(2 * capacity).bit_length(), 1) for capacity in capacities])
-    sizes = 1 << bits
+def make_tables(capacities: IntArray) -> tuple[IntArray, IntArray]:
+    """Empty tables that hold so many units each, and the places of all: t x NUM_TABLE, p x NUM_PLACE."""
+    sizes = np.array([1 << max(int(2 * capacity).bit_length(), 1) for capacity in capacities])
     tables = np.zeros((len(capacities), c.NUM_TABLE), dtype=np.int64)
-    tables[:, c.SLOT_BEGIN] = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    tables[:, c.SLOT_MASK] = sizes - 1
+    tables[:, c.FIRST_PLACE] = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    tables[:, c.PLACE_MASK] = sizes - 1
     tables[:, c.CAPACITY] = capacities
-    nodes = np.full((int(capacities.sum()) + 1, c.NUM_NODE), c.NONE, dtype=np.int64)
-    units = Units(tables, nodes, np.full(int(sizes.sum()), c.NONE, dtype=np.int64))
-    begins = np.concatenate([[0], np.cumsum(capacities)])
-    for table in range(len(capacities)):
-        begin, end = int(begins[table]), int(begins[table + 1])
-        # Free nodes are a list through NEWER.
-        nodes[begin:end, c.NEWER] = np.arange(begin + 1, end + 1)
-        if end > begin:
-            nodes[end - 1, c.NEWER] = c.NONE
-        tables[table, c.NODE_FREE] = begin if end > begin else c.NONE
-        tables[table, c.OLDEST] = tables[table, c.NEWEST] = c.NONE
-    return units
+    tables[:, c.OLDEST] = tables[:, c.NEWEST] = c.NONE
+    return tables, np.full((int(sizes.sum()), c.NUM_PLACE), c.NONE, dtype=np.int64)
 
 
 @compiled
-def place_of(units: Units, table: int, key: int) -> int:
+def _home(key: int) -> int:
+    """Where a key would like to be, before the mask."""
+    return np.int64((np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(24))
+
+
+@compiled
+def _place_of(tables: IntArray, places: IntArray, table: int, key: int) -> int:
     """Where a key is, or would be."""
-    begin = units.tables[table, c.SLOT_BEGIN]
-    mask = units.tables[table, c.SLOT_MASK]
-    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-    place = np.int64(mixed >> np.uint64(24)) & mask
-    while True:
-        node = units.slots[begin + place]
-        if node < 0 or units.nodes[node, c.KEY] == key:
-            return place
+    begin = tables[table, c.FIRST_PLACE]
+    mask = tables[table, c.PLACE_MASK]
+    place = _home(key) & mask
+    while places[begin + place, c.USERS] >= 0 and places[begin + place, c.KEY] != key:
         place = (place + 1) & mask
+    return begin + place
 
 
 @compiled
-def find(units: Units, table: int, key: int) -> int:
-    """The node of a key, or -1."""
-    return units.slots[units.tables[table, c.SLOT_BEGIN] + place_of(units, table, key)]
+def find(tables: IntArray, places: IntArray, table: int, key: int) -> int:
+    """The place of a key, or -1. Places change when others are removed."""
+    place = _place_of(tables, places, table, key)
+    return place if places[place, c.USERS] >= 0 else -1
 
 
 @compiled
-def insert(units: Units, table: int, key: int, users: int) -> int:
-    """A new unit that is not idle; the table has room and not this key."""
-    node = units.tables[table, c.NODE_FREE]
-    units.tables[table, c.NODE_FREE] = units.nodes[node, c.NEWER]
-    units.nodes[node, c.KEY] = key
-    units.nodes[node, c.USERS] = users
-    units.slots[units.tables[table, c.SLOT_BEGIN] + place_of(units, table, key)] = node
-    units.tables[table, c.COUNT] += 1
-    return node
+def insert(tables: IntArray, places: IntArray, table: int, key: int, users: int) -> int:
+    """A new unit that is not in the idle order; the table has room and not this key."""
+    place = _place_of(tables, places, table, key)
+    places[place, c.KEY] = key
+    places[place, c.USERS] = users
+    tables[table, c.COUNT] += 1
+    return place
 
 
 @compiled
-def remove(units: Units, table: int, node: int) -> None:
+def remove(tables: IntArray, places: IntArray, table: int, place: int) -> None:
     """Forgets a unit that is not in the idle order."""
-    begin = units.tables[table, c.SLOT_BEGIN]
-    mask = units.tables[table, c.SLOT_MASK]
-    hole = place_of(units, table, units.nodes[node, c.KEY])
-    place = hole
+    begin = tables[table, c.FIRST_PLACE]
+    mask = tables[table, c.PLACE_MASK]
+    hole = place - begin
+    later = hole
     while True:
-        place = (place + 1) & mask
-        other = units.slots[begin + place]
-        if other < 0:
+        later = (later + 1) & mask
+        if places[begin + later, c.USERS] < 0:
             break
-        mixed = np.uint64(units.nodes[other, c.KEY]) * np.uint64(0x9E3779B97F4A7C15)
-        home = np.int64(mixed >> np.uint64(24)) & mask
-        # It may move back to the hole unless its home lies after the hole.
-        if ((place - home) & mask) >= ((place - hole) & mask):
-            units.slots[begin + hole] = other
-            hole = place
-    units.slots[begin + hole] = c.NONE
-    units.nodes[node, c.NEWER] = units.tables[table, c.NODE_FREE]
-    units.tables[table, c.NODE_FREE] = node
-    units.tables[table, c.COUNT] -= 1
+        # An entry may move back to the hole unless its home lies after the hole.
+        home = _home(places[begin + later, c.KEY]) & mask
+        if ((later - home) & mask) >= ((later - hole) & mask):
+            _move(tables, places, table, begin + later, begin + hole)
+            hole = later
+    places[begin + hole, c.USERS] = c.NONE
+    tables[table, c.COUNT] -= 1
 
 
 @compiled
-def make_idle(units: Units, table: int, node: int) -> None:
-    """Puts a unit at the new end of the idle order."""
-    newest = units.tables[table, c.NEWEST]
-    units.nodes[node, c.OLDER] = newest
-    units.nodes[node, c.NEWER] = c.NONE
+def _move(tables: IntArray, places: IntArray, table: int, source: int, goal: int) -> None:
+    for column in range(c.NUM_PLACE):
+        places[goal, column] = places[source, column]
+    if places[goal, c.USERS] == 0:
+        older, newer = places[goal, c.OLDER], places[goal, c.NEWER]
+        if older >= 0:
+            places[older, c.NEWER] = goal
+        else:
+            tables[table, c.OLDEST] = goal
+        if newer >= 0:
+            places[newer, c.OLDER] = goal
+        else:
+            tables[table, c.NEWEST] = goal
+
+
+@compiled
+def make_idle(tables: IntArray, places: IntArray, table: int, place: int) -> None:
+    """Puts a unit without users at the new end of the idle order."""
+    newest = tables[table, c.NEWEST]
+    places[place, c.OLDER] = newest
+    places[place, c.NEWER] = c.NONE
     if newest >= 0:
-        units.nodes[newest, c.NEWER] = node
+        places[newest, c.NEWER] = place
     else:
-        units.tables[table, c.OLDEST] = node
-    units.tables[table, c.NEWEST] = node
-    units.tables[table, c.NUM_IDLE] += 1
+        tables[table, c.OLDEST] = place
+    tables[table, c.NEWEST] = place
+    tables[table, c.NUM_IDLE] += 1
 
 
 @compiled
-def take_idle(units: Units, table: int, node: int) -> None:
-    """Takes a unit out of the idle order."""
-    older = units.nodes[node, c.OLDER]
-    newer = units.nodes[node, c.NEWER]
+def take_idle(tables: IntArray, places: IntArray, table: int, place: int) -> None:
+    """Takes a unit out of the idle order; it has a user, or goes, before another is removed."""
+    older = places[place, c.OLDER]
+    newer = places[place, c.NEWER]
     if older >= 0:
-        units.nodes[older, c.NEWER] = newer
+        places[older, c.NEWER] = newer
     else:
-        units.tables[table, c.OLDEST] = newer
+        tables[table, c.OLDEST] = newer
     if newer >= 0:
-        units.nodes[newer, c.OLDER] = older
+        places[newer, c.OLDER] = older
     else:
-        units.tables[table, c.NEWEST] = older
-    units.tables[table, c.NUM_IDLE] -= 1
+        tables[table, c.NEWEST] = older
+    tables[table, c.NUM_IDLE] -= 1
 
 
 @compiled
-def demote(units: Units, chip_table: int, key: int) -> None:
+def demote(tables: IntArray, places: IntArray, chip_table: int, key: int) -> None:
     """Puts a unit that was evicted from the chip into host memory, and what that pushes out onto disk."""
-    for level in range(1, c.LEVELS):
-        table = chip_table + level
-        if units.tables[table, c.CAPACITY] == 0:
+    for table in range(chip_table + 1, chip_table + c.LEVELS):
+        if tables[table, c.CAPACITY] == 0:
             continue
-        node = find(units, table, key)
-        if node >= 0:
-            take_idle(units, table, node)
-            make_idle(units, table, node)
+        place = find(tables, places, table, key)
+        if place >= 0:
+            take_idle(tables, places, table, place)
+            make_idle(tables, places, table, place)
             return
-        pushed = False
+        full = tables[table, c.COUNT] == tables[table, c.CAPACITY]
         carried = key
-        if units.tables[table, c.COUNT] == units.tables[table, c.CAPACITY]:
-            oldest = units.tables[table, c.OLDEST]
-            carried = units.nodes[oldest, c.KEY]
-            take_idle(units, table, oldest)
-            remove(units, table, oldest)
-            pushed = True
-        make_idle(units, table, insert(units, table, key, 0))
-        if not pushed:
+        if full:
+            oldest = tables[table, c.OLDEST]
+            carried = places[oldest, c.KEY]
+            take_idle(tables, places, table, oldest)
+            remove(tables, places, table, oldest)
+        make_idle(tables, places, table, insert(tables, places, table, key, 0))
+        if not full:
             return
         key = carried
 
 
 @compiled
-def leave_tiers(units: Units, chip_table: int, key: int) -> None:
+def leave_tiers(tables: IntArray, places: IntArray, chip_table: int, key: int) -> None:
     """A unit is about to be loaded from a lower tier."""
-    for level in range(1, c.LEVELS):
-        node = find(units, chip_table + level, key)
-        if node >= 0:
-            take_idle(units, chip_table + level, node)
-            remove(units, chip_table + level, node)
+    for table in range(chip_table + 1, chip_table + c.LEVELS):
+        place = find(tables, places, table, key)
+        if place >= 0:
+            take_idle(tables, places, table, place)
+            remove(tables, places, table, place)
 
 
 @compiled
-def clear(units: Units, chip_table: int) -> None:
+def clear(tables: IntArray, places: IntArray, chip_table: int) -> None:
     """Forgets all units of a replica."""
     for table in range(chip_table, chip_table + c.LEVELS):
-        begin = units.tables[table, c.SLOT_BEGIN]
-        for place in range(begin, begin + units.tables[table, c.SLOT_MASK] + 1):
-            node = units.slots[place]
-            if node >= 0:
-                units.slots[place] = c.NONE
-                units.nodes[node, c.NEWER] = units.tables[table, c.NODE_FREE]
-                units.tables[table, c.NODE_FREE] = node
-        units.tables[table, c.COUNT] = 0
-        units.tables[table, c.NUM_IDLE] = 0
-        units.tables[table, c.OLDEST] = c.NONE
-        units.tables[table, c.NEWEST] = c.NONE
+        begin = tables[table, c.FIRST_PLACE]
+        places[begin : begin + tables[table, c.PLACE_MASK] + 1, c.USERS] = c.NONE
+        tables[table, c.COUNT] = 0
+        tables[table, c.NUM_IDLE] = 0
+        tables[table, c.OLDEST] = c.NONE
+        tables[table, c.NEWEST] = c.NONE
