@@ -80,6 +80,13 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     _rm = rm_file
 
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Removes files; folders go with their last file."""
+        for one in self.expand_path(path, recursive=recursive, maxdepth=maxdepth):
+            if recursive and not self.isfile(one):
+                continue
+            self.rm_file(one)
+
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         """Copies one file, through this process."""
         with self._open(path1) as source, self._open(path2, "wb") as target:

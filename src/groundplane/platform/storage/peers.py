@@ -86,6 +86,8 @@ class Peers:
         self._key = key
         self._off_until_s: dict[str, float] = {}
         self._connections = threading.local()
+        self._opened: set[http.client.HTTPConnection] = set()
+        self._lock = threading.Lock()
         self.counts = PeerCounts()
 
     def read(self, version: str, number: int, into: memoryview, expected: str = "") -> bool:
@@ -104,6 +106,13 @@ class Peers:
                 self._hang_up(address)
         self.counts.num_misses += 1
         return False
+
+    def close(self) -> None:
+        """Ends all connections; no read may be under way."""
+        with self._lock:
+            for connection in self._opened:
+                connection.close()
+            self._opened.clear()
 
     def _ask(self, address: str, version: str, number: int, into: memoryview, expected: str) -> bool:
         connection = self._connection(address)
@@ -137,12 +146,16 @@ class Peers:
         if address not in mine:
             host, port = split_address(address)
             mine[address] = http.client.HTTPConnection(host, port, timeout=ANSWER_WITHIN_S)
+            with self._lock:
+                self._opened.add(mine[address])
         return mine[address]
 
     def _hang_up(self, address: str) -> None:
         connection = self._connections.__dict__.pop(address, None)
         if connection is not None:
             connection.close()
+            with self._lock:
+                self._opened.discard(connection)
 
 
 class _BoundedServer(ThreadingHTTPServer):

@@ -105,6 +105,8 @@ class Store:
         """Waits for what is on its way, whether it arrives or not, and ends all threads."""
         self.sender.close()
         self.fetcher.close()
+        if self.peers is not None:
+            self.peers.close()
         if self.server is not None:
             self.server.close()
 
