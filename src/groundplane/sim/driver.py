@@ -17,9 +17,10 @@ from groundplane.control.events import AnyEvent, TimerFired
 from groundplane.control.journal import JournalRecord, SnapshotRecord, decode_record, encode_record
 from groundplane.sim.agenda import LAST, Agenda
 from groundplane.sim.engine import SimEngine, nodes_of
-from groundplane.spec.errors import InvariantError
+from groundplane.spec.errors import InputError, InvariantError
 
-Send = Callable[[Callable[[], None]], None]
+Send = Callable[[str, tuple[str, ...], Callable[[], None]], None]
+"""Takes a name, the nodes that a message is for, and the message."""
 Watch = Callable[[int, AnyEvent, list[AnyAction]], None]
 
 
@@ -50,6 +51,7 @@ class SimDriver:
         self.core = new_core()
         self.is_up = True
         self.clock_offset_ns = 0
+        self.timer_sink: Callable[[AnyEvent], None] = self.take
         self.journal: list[bytes] = []
         self.snapshot: SnapshotRecord | None = None
         self.ended: dict[str, JobEnded] = {}
@@ -62,10 +64,11 @@ class SimDriver:
         self._keep_journal = keep_journal
         self._num_records = 0
         self._timers: dict[str, int] = {}
+        self._boots: dict[str, dict[str, int]] = {}
 
     def now_ns(self) -> int:
-        """The driver's clock, which may have jumped ahead of simulated time, never back."""
-        return self._agenda.now_ns + self.clock_offset_ns
+        """The driver's clock, which may be ahead of simulated time; it never goes back."""
+        return max(self.core.state.now_ns, self._agenda.now_ns + self.clock_offset_ns)
 
     def take(self, event: AnyEvent) -> None:
         """Handles an event to its end; it is lost if the control plane is down."""
@@ -76,6 +79,9 @@ class SimDriver:
         """Handles an event and makes it durable; nothing is carried out yet."""
         now_ns = self.now_ns()
         actions = self.core.handle(now_ns, event)
+        for action in actions:
+            if isinstance(action, StartWork):
+                self._boots[action.work_id] = self._boots_of(action)
         self._num_records += 1
         if self._keep_journal:
             self.journal.append(
@@ -94,13 +100,12 @@ class SimDriver:
                 case JobEnded():
                     self.ended[action.job_id] = action
                 case StartWork():
-                    nodes = self.core.state.nodes
-                    boots = {node_id: nodes[node_id].boot for node_id in nodes_of(action.placement)}
-                    self._to_engine(partial(self._engine.start, action, boots))
+                    boots = self._boots.pop(action.work_id, None) or self._boots_of(action)
+                    self._to_engine(action, tuple(boots), partial(self._engine.start, action, boots))
                 case StopWork():
-                    self._to_engine(partial(self._engine.stop, action))
+                    self._to_engine(action, self._nodes_of(action), partial(self._engine.stop, action))
                 case DrainWork():
-                    self._to_engine(partial(self._engine.drain, action))
+                    self._to_engine(action, self._nodes_of(action), partial(self._engine.drain, action))
 
     def take_snapshot(self) -> None:
         """Keeps a snapshot, from which the next restart begins."""
@@ -110,6 +115,7 @@ class SimDriver:
         """The process is gone, with all that was not durable."""
         self.is_up = False
         self._timers.clear()
+        self._boots.clear()
 
     def restart(self, core: ControlCore | None = None) -> None:
         """A new process: replay, then what may have been lost is carried out again and engines are asked.
@@ -122,6 +128,8 @@ class SimDriver:
         """
         self.core = self.recovered() if core is None else core
         self.is_up = True
+        # A clock that was set back stands at the last record, and goes on from there.
+        self.clock_offset_ns = max(self.clock_offset_ns, self.core.state.now_ns - self._agenda.now_ns)
         self.ended |= {
             job.job_id: JobEnded(job.job_id, job.state, job.reason)  # type: ignore[arg-type]
             for job in self.core.state.jobs.values()
@@ -130,12 +138,22 @@ class SimDriver:
         self.carry_out(self.core.pending_actions())
         self.ask_engine()
 
+    def tear_journal(self, event: AnyEvent) -> None:
+        """The write of a record was cut short: half of it is there, behind what is durable."""
+        record = encode_record(JournalRecord(self._num_records + 1, self.now_ns(), event, ()))
+        self.journal.append(record[: len(record) // 2])
+
     def recovered(self) -> ControlCore:
         """The core as a new process would find it: from the newest snapshot, or from nothing.
 
+        A last record that is torn was never acknowledged and is dropped.
+
         Raises:
             InvariantError: the replay gives other actions than were recorded.
+            InputError: a record that is not the last is torn.
         """
+        if self.journal and _is_torn(self.journal[-1]):
+            self.journal.pop()
         if self.snapshot is None:
             core, first = self._new_core(), 0
         else:
@@ -151,11 +169,25 @@ class SimDriver:
         for work_id in list(self.core.state.works):
             self._engine.reattach(work_id)
 
-    def _to_engine(self, message: Callable[[], None]) -> None:
+    def _to_engine(
+        self, action: StartWork | StopWork | DrainWork, nodes: tuple[str, ...], message: Callable[[], None]
+    ) -> None:
         if self._send is None:
             message()
         else:
-            self._send(message)
+            self._send(f"{type(action).__name__}/{action.work_id}", nodes, message)
+
+    def _boots_of(self, action: StartWork) -> dict[str, int]:
+        """The lives of the nodes that a start is decided for; they may have passed when it is carried out."""
+        nodes = self.core.state.nodes
+        return {node_id: nodes[node_id].boot for node_id in nodes_of(action.placement)}
+
+    def _nodes_of(self, action: StopWork | DrainWork) -> tuple[str, ...]:
+        """The nodes that a work is still on; a command to one that is lost goes nowhere."""
+        work = self.core.state.works.get(action.work_id)
+        lost = () if work is None else work.lost_nodes
+        placement = () if work is None else work.placement
+        return tuple(node_id for node_id in nodes_of(placement) if node_id not in lost)
 
     def _set_timer(self, action: SetTimer) -> None:
         self._timers[action.timer_id] = action.at_ns
@@ -172,4 +204,12 @@ class SimDriver:
             self._wake_for(timer_id, at_ns)
             return
         del self._timers[timer_id]
-        self.take(TimerFired(timer_id))
+        self.timer_sink(TimerFired(timer_id))
+
+
+def _is_torn(payload: bytes) -> bool:
+    try:
+        decode_record(payload)
+    except InputError:
+        return True
+    return False

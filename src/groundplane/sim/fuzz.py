@@ -1,40 +1,64 @@
 """Deterministic simulation testing of the control core: a seed picks a world, its work and its misfortunes.
 
-Reports are lost, late, repeated, reordered or of an old fence; nodes go silent, flap, die, are fenced and
-come back; the control plane dies between any two steps of handling, and comes back by replay; clocks jump
-forward. After every event the checker compares its own books with the core's. Then the world heals and
-progress is demanded: all jobs end, all leases return. A seed that fails always fails.
+Reports are lost, late, repeated, reordered or of an old fence, commands are late and repeated; nodes go
+silent, flap, die, are fenced and come back; the control plane is cut off from some or all of them; its
+journal is slow, writes are torn, it dies between any two records and comes back by replay; clocks jump,
+forward while it runs and either way while it is down. After every event the checker compares its own books
+with the core's. Then the world heals and progress is demanded: all jobs end, all leases return. A seed that
+fails always fails, and is cut down to the few plans and faults that it takes (`minimise`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 
+import msgspec
 from msgspec import Struct
 
 from groundplane.control.core import ControlCore
 from groundplane.control.journal import JournalRecord, decode_record
 from groundplane.sim.rough_world import RoughWorld
 
+MAX_MINIMISING_RUNS = 400
+"""How many smaller worlds are tried to cut a failure down."""
+LINES_SHOWN = 24
+"""Lines of the log that a failure shows."""
+
+
+class FuzzCase(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="fuzz-case"):
+    """A failure that can be seen again: the seed, the plans and faults that are kept of it, and what happens.
+
+    `events` is the log of the world with these, `message` what is wrong in it.
+    """
+
+    seed: int
+    kept: tuple[str, ...]
+    message: str
+    events: tuple[str, ...]
+
 
 class Failure(Struct, frozen=True):
-    """One seed that failed: after which event, what was wrong, and the newest events, oldest first."""
+    """One seed that failed: after which event, what was wrong, and the newest lines of its log."""
 
     seed: int
     after_event: int
     message: str
     last_events: tuple[str, ...] = ()
+    case: FuzzCase | None = None
 
 
 class SeedResult(Struct, frozen=True):
-    """One seed. `digest` is that of the core at the end."""
+    """One seed. `digest` is that of the core at the end, `items` the plans and faults that happened."""
 
     seed: int
     num_events: int
     num_faults: int
     digest: str
     failure: Failure | None = None
+    items: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
 
 
 class FuzzReport(Struct, frozen=True):
@@ -50,12 +74,17 @@ class FuzzReport(Struct, frozen=True):
 
 
 def run_seeds(
-    first_seed: int, num_seeds: int, each: Callable[[SeedResult], None] | None = None
+    first_seed: int,
+    num_seeds: int,
+    each: Callable[[SeedResult], None] | None = None,
+    *,
+    minimises: bool = True,
 ) -> FuzzReport:
     """Runs seeds one after the other.
 
     Args:
         each: told of every result, for progress.
+        minimises: cut the first failure down.
     """
     num_events = num_faults = 0
     failures: list[Failure] = []
@@ -64,7 +93,11 @@ def run_seeds(
         num_events += result.num_events
         num_faults += result.num_faults
         if result.failure is not None:
-            failures.append(result.failure)
+            failure = result.failure
+            if minimises and not failures:
+                failure = msgspec.structs.replace(failure, case=minimise(seed))
+                result = msgspec.structs.replace(result, failure=failure)
+            failures.append(failure)
         if each is not None:
             each(result)
     return FuzzReport(
@@ -91,6 +124,7 @@ def run_seed(
     *,
     new_core: Callable[[], ControlCore] = ControlCore,
     restore_core: Callable[[bytes], ControlCore] = ControlCore.restore,
+    kept: Collection[str] | None = None,
 ) -> SeedResult:
     """Runs the world of one seed to its end.
 
@@ -98,8 +132,9 @@ def run_seed(
         seed: picks everything.
         new_core: makes an empty core; tests plant faults here.
         restore_core: makes a core of a snapshot.
+        kept: the plans and faults that happen; all of the seed's, if not given.
     """
-    world = RoughWorld(seed, new_core, restore_core)
+    world = RoughWorld(seed, new_core, restore_core, kept)
     message = ""
     try:
         world.run()
@@ -107,6 +142,68 @@ def run_seed(
         message = f"{type(error).__name__}: {error}"
     failure = None
     if message:
-        last_events = tuple(f"{now_ns} {event} -> {actions}" for now_ns, event, actions in world.last_events)
-        failure = Failure(seed, world.num_events, message, last_events)
-    return SeedResult(seed, world.num_events, world.num_faults, world.driver.core.digest(), failure)
+        failure = Failure(seed, world.num_events, message, tuple(world.log[-LINES_SHOWN:]))
+    return SeedResult(
+        seed,
+        world.num_events,
+        world.num_faults,
+        world.driver.core.digest(),
+        failure,
+        tuple(world.dice.items),
+        () if failure is None else tuple(world.log),
+    )
+
+
+def minimise(seed: int, max_runs: int = MAX_MINIMISING_RUNS) -> FuzzCase | None:
+    """The fewest plans and faults of a seed with which it still fails in the same way, as far as is found.
+
+    Delta debugging (Zeller and Hildebrandt, 2002): ever smaller parts are left out, and what is not needed
+    stays out.
+
+    Args:
+        max_runs: how many smaller worlds are tried at most.
+
+    Returns:
+        None if the seed does not fail.
+    """
+    whole = run_seed(seed)
+    if whole.failure is None:
+        return None
+    shape = _shape(whole.failure.message)
+    num_runs = 0
+
+    def fails(kept: Collection[str]) -> bool:
+        nonlocal num_runs
+        num_runs += 1
+        found = run_seed(seed, kept=kept).failure
+        return found is not None and _shape(found.message) == shape
+
+    kept = list(whole.items)
+    if not fails(kept):
+        kept_case = whole
+    else:
+        size = max(1, len(kept) // 2)
+        while num_runs < max_runs:
+            before, start = len(kept), 0
+            while start < len(kept) and num_runs < max_runs:
+                rest = kept[:start] + kept[start + size :]
+                if fails(rest):
+                    kept = rest
+                else:
+                    start += size
+            if size == 1 and len(kept) == before:
+                break
+            size = max(1, size // 2)
+        kept_case = run_seed(seed, kept=kept)
+    message = "" if kept_case.failure is None else kept_case.failure.message
+    return FuzzCase(seed, tuple(kept), message, kept_case.log)
+
+
+def run_case(case: FuzzCase) -> SeedResult:
+    """The world of a case, run again."""
+    return run_seed(case.seed, kept=case.kept)
+
+
+def _shape(message: str) -> str:
+    """What stays the same of a message when numbers and ids change."""
+    return re.sub(r"[0-9]+|'[^']*'|\{.*\}|\[.*\]|\(.*\)", "", message)[:60]
