@@ -2,7 +2,16 @@ from __future__ import annotations
 
 from control_hand import Hand, S
 
-from groundplane.control.events import JobCancelRequested
+from groundplane.control.events import (
+    Gang,
+    JobCancelRequested,
+    JobSubmitted,
+    PolicySet,
+    PreemptionRules,
+    QueueRule,
+    RestartPolicy,
+    WindowSet,
+)
 from groundplane.control.views import explain_job, job_view, job_views, ledger_view, work_view, work_views
 
 
@@ -42,6 +51,48 @@ def test_the_expected_start_is_that_of_the_plan(hand: Hand) -> None:
     explanation = explain_job(hand.core, "b", 40 * S)
     assert explanation is not None
     assert explanation.expected_start_ns == 100 * S
+
+
+def test_who_is_behind_is_told_when_it_will_start(hand: Hand) -> None:
+    """The first runs until 100, the second until 150; the third starts then."""
+    hand.node("n0", devices=1)
+    hand.submit("a", predicted_s=100)
+    hand.submit("b", at_s=40, predicted_s=50)
+    hand.submit("c", at_s=40, predicted_s=10)
+    told = explain_job(hand.core, "c", 40 * S)
+    assert told is not None
+    assert (told.expected_start_ns, told.num_ahead) == (150 * S, 1)
+    hand.submit("unknown", at_s=41)
+    hand.submit("last", at_s=42)
+    told = explain_job(hand.core, "last", 42 * S)
+    assert told is not None
+    assert told.expected_start_ns == -1  # nobody has said how long the one before it runs
+
+
+def test_what_is_guaranteed_set_aside_or_freed_is_told(hand: Hand) -> None:
+    rules = PreemptionRules(True, 1, 100 * S, 0, 5)
+    hand.tell(PolicySet((QueueRule("default", guaranteed_devices=3), QueueRule("b")), 0, preemption=rules))
+    hand.node("n0", devices=2)
+    hand.node("n1", devices=2)
+    hand.tell(WindowSet("w", ("n1",), 900 * S, 1000 * S))
+    gang, once = Gang(1, 2, 0), RestartPolicy(0, 0, 0)
+    hand.tell(JobSubmitted("borrower", "b", "b", 0, gang, once, 0))
+    hand.started("borrower.a1")
+    hand.submit("mine", devices=2, at_s=10)
+    assert reason(hand, "mine").endswith(
+        "; borrower.a1 makes room for it; 1 nodes are set aside for maintenance; "
+        "queue default holds 0 of 3 guaranteed devices, this would be within them"
+    )
+    assert reason(hand, "borrower") == "makes room for mine at its next checkpoint"
+
+
+def test_why_a_job_is_held(hand: Hand) -> None:
+    gang, once = Gang(1, 1, 0), RestartPolicy(0, 0, 0)
+    hand.tell(JobSubmitted("a", "a", "q", 0, gang, once, 0, group="g", group_limit=1))
+    hand.tell(JobSubmitted("b", "b", "q", 0, gang, once, 0, group="g", group_limit=1))
+    hand.tell(JobSubmitted("c", "c", "q", 0, gang, once, 0, after=("a", "b")))
+    assert reason(hand, "b") == "held: 1 of group g wait for devices or run, as many as may at once"
+    assert reason(hand, "c") == "held until a, b has succeeded"
 
 
 def test_other_states_say_what_they_wait_for(hand: Hand) -> None:

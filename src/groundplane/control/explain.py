@@ -6,12 +6,18 @@ from msgspec import Struct
 
 from groundplane.control.core import ControlCore
 from groundplane.control.events import UNITS_PER_DEVICE, Gang
+from groundplane.control.forecast import WAITING, Forecast
 from groundplane.control.placement import num_slots
 from groundplane.control.queue import Entry, entry_of_job
 from groundplane.control.state import Job
 
 AHEAD_SHOWN = 10
 """How many of those ahead are named; the number of all is given beside."""
+
+FORECAST_WORKS = 2_000
+"""With more works than this the start of an entry that is not the head is not looked for."""
+FORECAST_EVENTS = 1_000
+"""So many events ahead it is looked for."""
 
 
 class Ahead(Struct, frozen=True):
@@ -53,7 +59,6 @@ def explain_job(core: ControlCore, job_id: str, now_ns: int) -> JobExplanation |
     available = available_for(core, job.gang)
     leaf, mine = core.shares.leaf_of(job.queue), entry_of_job(job, core.state.order)
     ahead = entries_ahead(core, leaf, mine) if job.state == "queued" else []
-    plan = core.scheduler.plan() if core.state.head_id == job_id else None
     return JobExplanation(
         job_id=job_id,
         state=job.state,
@@ -63,9 +68,23 @@ def explain_job(core: ControlCore, job_id: str, now_ns: int) -> JobExplanation |
         available=available,
         num_ahead=len(ahead),
         ahead=tuple(ahead[:AHEAD_SHOWN]),
-        expected_start_ns=-1 if plan is None else plan.start_ns,
+        expected_start_ns=expected_start_ns(core, job_id) if job.state in WAITING else -1,
         waited_ns=(now_ns if job.first_started_ns < 0 else job.first_started_ns) - job.submitted_ns,
     )
+
+
+def expected_start_ns(core: ControlCore, waiting_id: str) -> int:
+    """When a job or replica that waits is expected to get its devices; -1 where it cannot be told.
+
+    For the head that is its plan, for others what a copy of the core comes to on predictions, if it is not
+    too far off.
+    """
+    if core.state.head_id == waiting_id:
+        plan = core.scheduler.plan()
+        return -1 if plan is None else plan.start_ns
+    if len(core.state.works) > FORECAST_WORKS:
+        return -1
+    return Forecast(ControlCore.restore(core.snapshot()), 0).start_of(waiting_id, FORECAST_EVENTS)
 
 
 def available_for(core: ControlCore, gang: Gang) -> tuple[Available, ...]:
@@ -98,10 +117,20 @@ def _reason(core: ControlCore, job: Job, num_ahead: int, now_ns: int) -> str:
         return (
             f"{core.state.works[job.work_id].stop_reason}; waits for proof that all of {job.work_id} is gone"
         )
+    if job.state == "held":
+        return _held_reason(job)
+    if job.work_id in core.state.yielding:
+        return f"makes room for {core.state.yielding[job.work_id]} at its next checkpoint"
     if job.state != "queued":
         return job.reason or job.state
     leaf, mine = core.shares.leaf_of(job.queue), entry_of_job(job, core.state.order)
     return waiting_reason(core, leaf, mine, job.gang, num_ahead)
+
+
+def _held_reason(job: Job) -> str:
+    if job.after:
+        return f"held until {', '.join(job.after)} has succeeded"
+    return f"held: {job.group_limit} of group {job.group} wait for devices or run, as many as may at once"
 
 
 def waiting_reason(core: ControlCore, leaf: str, mine: Entry, gang: Gang, num_ahead: int) -> str:
@@ -121,9 +150,37 @@ def waiting_reason(core: ControlCore, leaf: str, mine: Entry, gang: Gang, num_ah
     head = core.scheduler.head()
     if head is None or mine < head:
         return f"{need}, more than jobs could ever give back on the open nodes; now {have}"
-    if head.waiting_id == mine.waiting_id:
-        return f"{need}; now {have}; it is the first in the queue and devices are kept for it"
-    return f"{need}; now {have}; {num_ahead} ahead, devices are kept for {head.waiting_id}"
+    notes = _window_notes(core) + _guarantee_notes(core, leaf, gang)
+    if head.waiting_id != mine.waiting_id:
+        return "; ".join([
+            f"{need}; now {have}; {num_ahead} ahead, devices are kept for {head.waiting_id}", *notes
+        ])  # fmt: skip
+    plan = core.state.head_plan
+    if plan is not None and plan.victims:
+        notes.insert(0, f"{', '.join(plan.victims[:AHEAD_SHOWN])} makes room for it")
+    first = f"{need}; now {have}; it is the first in the queue and devices are kept for it"
+    return "; ".join([first, *notes])
+
+
+def _window_notes(core: ControlCore) -> list[str]:
+    """Nodes that are set aside are not free for it."""
+    return [
+        f"{len(window.node_ids)} nodes are set aside for {window.queue or 'maintenance'}"
+        for window in core.state.windows.values()
+    ]
+
+
+def _guarantee_notes(core: ControlCore, leaf: str, gang: Gang) -> list[str]:
+    """Where its queue and those above stand in what they are guaranteed, if anything."""
+    notes = []
+    for name in core.shares.path(leaf):
+        rule = core.state.queues.get(name)
+        if rule is not None and rule.guaranteed_devices:
+            held = core.shares.num_borrowed(name) + rule.guaranteed_devices
+            is_within = held + gang.num_ranks * gang.devices_per_rank <= rule.guaranteed_devices
+            of = f"queue {name} holds {held} of {rule.guaranteed_devices} guaranteed devices"
+            notes.append(f"{of}, this would be {'within' if is_within else 'beyond'} them")
+    return notes
 
 
 def needed_text(gang: Gang) -> str:

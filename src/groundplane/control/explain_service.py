@@ -5,7 +5,14 @@ from __future__ import annotations
 from msgspec import Struct
 
 from groundplane.control.core import ControlCore
-from groundplane.control.explain import AHEAD_SHOWN, Ahead, entries_ahead, needed_text, waiting_reason
+from groundplane.control.explain import (
+    AHEAD_SHOWN,
+    Ahead,
+    entries_ahead,
+    expected_start_ns,
+    needed_text,
+    waiting_reason,
+)
 from groundplane.control.queue import entry_of_replica
 from groundplane.control.state import Service, Work
 
@@ -68,8 +75,7 @@ def _replica(core: ControlCore, service: Service, work: Work, now_ns: int) -> Re
             leaf, mine = core.shares.leaf_of(service.queue), entry_of_replica(service, work)
             ahead = entries_ahead(core, leaf, mine)
             reason = waiting_reason(core, leaf, mine, work.gang, len(ahead))
-            plan = core.scheduler.plan() if core.state.head_id == work.work_id else None
-            expected_ns = -1 if plan is None else plan.start_ns
+            expected_ns = expected_start_ns(core, work.work_id)
         case "backing_off":
             timer = core.state.timers.get(f"{work.work_id}.backoff")
             wait_ms = max(0, timer.at_ns - now_ns) // 10**6 if timer else 0

@@ -2,13 +2,11 @@
 
 The copy is made of a snapshot, so that nothing that is done to it can reach the core it was taken of; when
 the answer is there it is thrown away. Both copies, one with the change and one without, are run ahead the
-same way: a job ends when its predicted run time is over (one that nobody predicted, after `assumed_run_ns`,
-or never), a stop takes its grace at most, a start takes no time. What differs between the two is the answer.
+same way (`control/forecast.py`). What differs between the two is the answer.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from groundplane.control.actions import AnyAction, DrainWork, JobEnded, SetTimer, StartWork, StopWork
+from groundplane.control.actions import AnyAction, JobEnded, StartWork, StopWork
 from groundplane.control.core import ControlCore
 from groundplane.control.events import (
     AnyEvent,
@@ -24,36 +22,13 @@ from groundplane.control.events import (
     NodeSilent,
     PolicySet,
     QueueRule,
-    TimerFired,
-    WorkDrained,
-    WorkGone,
-    WorkReady,
-    WorkStarted,
 )
-from groundplane.control.lifecycle.job import JOB
-from groundplane.control.state import CoreState, Work
+from groundplane.control.state import CoreState
+from groundplane.control.forecast import Forecast, JobForecast
 from groundplane.spec.errors import InputError, nearest_name
 
 S = 1_000_000_000
-OVERDUE_NS: Final = 60 * S
-"""A job that has run for longer than was predicted is taken to end so much later."""
-MAX_EVENTS: Final = 200_000
-"""A forecast that needs more events ends there."""
 DEFAULT_HORIZON_NS: Final = 7 * 86_400 * S
-
-
-class JobForecast(Struct, frozen=True):
-    """What is expected of one job. Times in nanoseconds of the core's clock, -1 for not within the horizon.
-
-    `num_stops` counts how often it is stopped, or loses its node, while it runs.
-    """
-
-    job_id: str
-    queue: str
-    num_devices: int
-    start_ns: int
-    end_ns: int
-    num_stops: int
 
 
 class Difference(Struct, frozen=True):
@@ -105,8 +80,8 @@ def what_if(
     """
     digest, snapshot = core.digest(), core.snapshot()
     now_ns = core.state.now_ns
-    plain = _Ahead(ControlCore.restore(snapshot), assumed_run_ns)
-    changed = _Ahead(ControlCore.restore(snapshot), assumed_run_ns)
+    plain = Forecast(ControlCore.restore(snapshot), assumed_run_ns)
+    changed = Forecast(ControlCore.restore(snapshot), assumed_run_ns)
     at_once: list[str] = []
     for change in changes:
         for event in change.events(changed.core.state):
@@ -181,100 +156,6 @@ def quota_changed(queue: str, factor: float | None, devices: int | None) -> Chan
 def submitted(event: AnyEvent, words: str) -> Change:
     """A job is submitted."""
     return Change(words, lambda state: [event])  # noqa: ARG005 - the state does not matter
-
-
-class _Ahead:
-    """One copy, and what is expected to happen to it."""
-
-    def __init__(self, core: ControlCore, assumed_run_ns: int) -> None:
-        self.core = core
-        self._assumed_run_ns = assumed_run_ns
-        self._agenda: list[tuple[int, int, AnyEvent]] = []
-        self._number = 0
-        self._seen: dict[str, list[int]] = {}
-        self._num_stops: dict[str, int] = {}
-        for work in list(core.state.works.values()):
-            self._expect_end(work)
-        for timer_id, timer in core.state.timers.items():
-            self._expect(timer.at_ns, TimerFired(timer_id))
-        for job in core.state.jobs.values():
-            if job.state not in JOB.final:
-                self._seen[job.job_id] = [job.first_started_ns, -1]
-
-    def give(self, now_ns: int, event: AnyEvent) -> list[AnyAction]:
-        """Handles one event, and notes what is to be expected of its actions."""
-        core, state = self.core, self.core.state
-        running = {work.owner_id for work in state.works.values() if work.kind == "attempt"}
-        actions = core.handle(now_ns, event)
-        for action in actions:
-            match action:
-                case StartWork(kind="attempt", owner_id=job_id):
-                    start_end = self._seen.setdefault(job_id, [-1, -1])
-                    start_end[0] = state.now_ns if start_end[0] < 0 else start_end[0]
-                    self._expect(state.now_ns, WorkStarted(action.work_id, action.fence))
-                    self._expect_end(state.works[action.work_id])
-                case StartWork():
-                    self._expect(state.now_ns, WorkReady(action.work_id, action.fence))
-                case StopWork():
-                    owner_id = state.works[action.work_id].owner_id
-                    self._num_stops[owner_id] = self._num_stops.get(owner_id, 0) + 1
-                    gone = WorkGone(action.work_id, action.fence, "stopped")
-                    self._expect(state.now_ns + action.grace_ns, gone)
-                case DrainWork():
-                    self._expect(state.now_ns, WorkDrained(action.work_id, action.fence))
-                case SetTimer():
-                    self._expect(action.at_ns, TimerFired(action.timer_id))
-                case JobEnded(job_id=job_id):
-                    self._seen.setdefault(job_id, [-1, -1])[1] = state.now_ns
-        if isinstance(event, NodeFenced):
-            for job_id in running - {work.owner_id for work in state.works.values()}:
-                self._num_stops[job_id] = self._num_stops.get(job_id, 0) + 1
-        for job in state.jobs.values():
-            if job.job_id not in self._seen and job.state not in JOB.final:
-                self._seen[job.job_id] = [-1, -1]
-        return actions
-
-    def run(self, end_ns: int) -> dict[str, JobForecast]:
-        """What becomes of every job that has not ended yet."""
-        gangs = {job_id: self.core.state.jobs[job_id] for job_id in self._seen}
-        num_events = 0
-        while self._agenda and num_events < MAX_EVENTS:
-            at_ns, _, event = heapq.heappop(self._agenda)
-            if at_ns > end_ns:
-                break
-            if isinstance(event, WorkGone) and event.work_id not in self.core.state.works:
-                continue  # it was to end, but is gone already
-            num_events += 1
-            self.give(max(self.core.state.now_ns, at_ns), event)
-        return {
-            job_id: JobForecast(
-                job_id=job_id,
-                queue=gangs[job_id].queue,
-                num_devices=gangs[job_id].gang.num_ranks * gangs[job_id].gang.devices_per_rank,
-                start_ns=start_ns,
-                end_ns=job_end_ns,
-                num_stops=self._num_stops.get(job_id, 0),
-            )
-            for job_id, (start_ns, job_end_ns) in self._seen.items()
-        }
-
-    def _expect(self, at_ns: int, event: AnyEvent) -> None:
-        self._number += 1
-        heapq.heappush(self._agenda, (at_ns, self._number, event))
-
-    def _expect_end(self, work: Work) -> None:
-        state = self.core.state
-        if work.stop_intent or work.state == "stopping":
-            gone = WorkGone(work.work_id, work.fence, "stopped")
-            self._expect(state.now_ns + work.stop_grace_ns, gone)
-        elif work.kind == "attempt":
-            run_ns = state.jobs[work.owner_id].predicted_run_ns or self._assumed_run_ns
-            if run_ns:
-                end_ns = max(work.leased_ns + run_ns, state.now_ns)
-                end_ns += OVERDUE_NS if work.leased_ns + run_ns < state.now_ns else 0
-                if work.state == "starting":
-                    self._expect(state.now_ns, WorkStarted(work.work_id, work.fence))
-                self._expect(end_ns, WorkGone(work.work_id, work.fence, "succeeded"))
 
 
 def _words(action: AnyAction) -> str:
