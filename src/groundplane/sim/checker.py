@@ -39,14 +39,10 @@ from groundplane.control.events import (
 from groundplane.control.state import Accounts
 from groundplane.sim.books import Books, Expected, Place
 from groundplane.sim.engine import SimEngine
-from groundplane.spec.errors import GroundplaneError
+from groundplane.sim.promises import Promises, ViolationError
 
 NO_FAULT = (PREEMPTED, RESIZED, "window ")
 """How reasons of stops begin that are no fault of the job."""
-
-
-class ViolationError(GroundplaneError):
-    """An invariant of the control core does not hold."""
 
 
 @dataclass
@@ -106,6 +102,7 @@ class Checker:
         self._closed_for: dict[str, list[str]] = {}
         self._queue_of: dict[str, str] = {}
         self._books = Books()
+        self._promises = Promises()
         self._ends: dict[str, JobEnded] = {}
 
     @property
@@ -133,6 +130,7 @@ class Checker:
                 self._works[action.work_id].is_stopping = True
                 self._works[action.work_id].is_no_fault = action.reason.startswith(NO_FAULT)
         self._compare(now_ns, core)
+        self._promises.check(event, actions, core)
 
     def _unleased(self) -> list[tuple[Place, bool]]:
         return [

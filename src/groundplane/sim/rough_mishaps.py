@@ -15,6 +15,7 @@ from groundplane.control.events import (
     NodeJoined,
     NodeSilent,
     NodeUncordoned,
+    TimerFired,
 )
 from groundplane.sim.agenda import Agenda
 from groundplane.sim.dice import Dice
@@ -59,6 +60,8 @@ class Mishaps:
             ("snapshot", self._snapshot),
             ("sweep", self._sweep),
             ("partition", self._partition),
+            ("dies unseen", self._dies_unseen),
+            ("timer misfires", self._timer_misfires),
         ]
 
     def happen(self, item: str, name: str) -> None:
@@ -135,6 +138,35 @@ class Mishaps:
             self.agenda.after(fenced_ns, lambda: self._prove_dead(node_id, boot))
         self.agenda.after(fenced_ns + throw.randrange(1, 10 * S), lambda: self.node_boots(node_id))
         return True
+
+    def _dies_unseen(self, throw: random.Random) -> bool:
+        """A node is cut off, works there end, it loses power and is fenced; what it had to say comes after."""
+        node_id = throw.choice(list(self.offers))
+        node = self.engine.nodes[node_id]
+        dies_ns, heard_ns = throw.randrange(1, 10 * S), throw.randrange(1, 15 * S)
+        if not node.is_powered or not node.is_reachable:
+            return False
+        node.is_reachable = False
+        self.log(f"{node_id} is cut off")
+        self.agenda.after(dies_ns, lambda: self._loses_power_for(node_id, heard_ns))
+        return True
+
+    def _loses_power_for(self, node_id: str, down_ns: int) -> None:
+        node = self.engine.nodes[node_id]
+        if node.is_powered:
+            boot = node.boot
+            self.engine.power_off(node_id)
+            self.log(f"{node_id} loses power")
+            self._prove_dead(node_id, boot)
+        self.agenda.after(down_ns, lambda: self.node_boots(node_id))
+        self.agenda.after(down_ns, lambda: self.node_back(node_id))
+
+    def _timer_misfires(self, throw: random.Random) -> bool:
+        """A timer fires that is not due: a firing that was under way when it was moved, say."""
+        timers = list(self.driver.core.state.timers) if self.driver.is_up else []
+        if timers:
+            self.network.deliver(TimerFired(throw.choice(timers)), "misfire")
+        return bool(timers)
 
     def _prove_dead(self, node_id: str, boot: int) -> None:
         node = self.engine.nodes[node_id]
