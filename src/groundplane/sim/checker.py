@@ -39,7 +39,8 @@ from groundplane.control.events import (
 from groundplane.control.state import Accounts
 from groundplane.sim.books import Books, Expected, Place
 from groundplane.sim.engine import SimEngine
-from groundplane.sim.promises import Promises, ViolationError
+from groundplane.sim.promises import Promises
+from groundplane.sim.promises import ViolationError as ViolationError  # noqa: PLC0414
 
 NO_FAULT = (PREEMPTED, RESIZED, "window ")
 """How reasons of stops begin that are no fault of the job."""

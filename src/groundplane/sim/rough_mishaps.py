@@ -140,7 +140,7 @@ class Mishaps:
         return True
 
     def _dies_unseen(self, throw: random.Random) -> bool:
-        """A node is cut off, works there end, it loses power and is fenced; what it had to say comes after."""
+        """A node is cut off, works there end, it loses power and is fenced; its reports come after."""
         node_id = throw.choice(list(self.offers))
         node = self.engine.nodes[node_id]
         dies_ns, heard_ns = throw.randrange(1, 10 * S), throw.randrange(1, 15 * S)
