@@ -43,11 +43,22 @@ def test_fuzz_control(command) -> None:
     assert report["faults"] > 0
 
 
-def test_fuzz_shows_how_to_see_a_failure_again(command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fuzz_shows_how_to_see_a_failure_again(
+    command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(ControlCore, "pending_actions", lambda core: 1 // 0)
-    code, out, _ = command("fuzz", "control", "--seeds", "30")
+    case = tmp_path / "case.json"
+    code, out, _ = command("fuzz", "control", "--seeds", "30", "--case", str(case))
     assert code == 1
     assert "again: groundplane fuzz control --first-seed" in out
+    assert "(control plane restarts)" not in out
+    assert "(control plane dies)" in out
+    code, out, _ = command("replay", str(case))
+    assert code == 1
+    assert "fails as before: ZeroDivisionError" in out
+    monkeypatch.undo()
+    code, out, _ = command("replay", str(case), "--json")
+    assert (code, json.loads(out)["failure"]) == (0, None)
 
 
 def test_a_journal_written_by_fuzz_replays(command, tmp_path: Path) -> None:

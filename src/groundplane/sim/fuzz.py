@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +21,7 @@ from msgspec import Struct
 from groundplane.control.core import ControlCore
 from groundplane.control.journal import JournalRecord, decode_record
 from groundplane.sim.rough_world import RoughWorld
+from groundplane.spec.errors import InputError
 
 MAX_MINIMISING_RUNS = 400
 """How many smaller worlds are tried to cut a failure down."""
@@ -197,6 +199,30 @@ def minimise(seed: int, max_runs: int = MAX_MINIMISING_RUNS) -> FuzzCase | None:
         kept_case = run_seed(seed, kept=kept)
     message = "" if kept_case.failure is None else kept_case.failure.message
     return FuzzCase(seed, tuple(kept), message, kept_case.log)
+
+
+def write_case(path: Path, case: FuzzCase) -> None:
+    """Writes a case as JSON.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(case)) + b"\n")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", file=str(path)) from None
+
+
+def read_case(path: Path) -> FuzzCase | None:
+    """The case in a file; None where the file is something else."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+            if b"fuzz-case" not in head:
+                return None
+            return msgspec.json.decode(head + file.read(), type=FuzzCase)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
 
 def run_case(case: FuzzCase) -> SeedResult:
