@@ -125,13 +125,12 @@ class Layouts:
         """
         if len(self) == 1:
             return self, np.zeros(1, dtype=np.intp)
-        columns = [getattr(self, name) for name in names]
-        code = np.zeros(len(self), dtype=np.int64)
-        for column in columns:
-            values, place = np.unique(column, return_inverse=True)
-            code = code * len(values) + place
-        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-        return self.take(first), inverse.reshape(-1)
+        code, count = np.zeros(len(self), dtype=np.int64), 1
+        for name in names:
+            place, different = _places(getattr(self, name))
+            code, count = code * different + place, count * different
+        first, own = _first_of_each(code, count)
+        return self.take(first), own
 
     def describe(self, index: int) -> str:
         """One layout as `parse_layout` reads it: "tp=8 pp=4 dp=16 micro_batch=1 ..."."""
@@ -154,6 +153,37 @@ class Layouts:
         if self.offload[index]:
             parts.append(f"offload={OFFLOAD[int(self.offload[index])]}")
         return " ".join(parts)
+
+
+_MOST_COUNTED: Final = 1 << 20
+"""Values up to which equal ones are found by counting; sorting is slower."""
+
+
+def _places(column: FloatArray) -> tuple[npt.NDArray[np.int64], int]:
+    """Of each value its place among the different values, and how many these are."""
+    whole = column.astype(np.int64)
+    if np.array_equal(whole, column) and int(whole.min()) >= 0 and int(whole.max()) < _MOST_COUNTED:
+        there = np.zeros(int(whole.max()) + 1, dtype=np.int64)
+        there[whole] = 1
+        return (np.cumsum(there) - 1)[whole], int(there.sum())
+    values, place = np.unique(column, return_inverse=True)
+    return place.reshape(-1).astype(np.int64), len(values)
+
+
+def _first_of_each(
+    code: npt.NDArray[np.int64], count: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Where each different code, in ascending order, comes first, and of each code its place among these."""
+    if count > _MOST_COUNTED:
+        _, first, own = np.unique(code, return_index=True, return_inverse=True)
+        return first, own.reshape(-1)
+    where = np.full(count, -1, dtype=np.intp)
+    # Of equal codes the last assignment stays: backwards that is the first.
+    where[code[::-1]] = np.arange(len(code), dtype=np.intp)[::-1]
+    there = np.flatnonzero(where >= 0)
+    place = np.zeros(count, dtype=np.intp)
+    place[there] = np.arange(len(there))
+    return where[there], place[code]
 
 
 _CODES: Final = ("zero", "sequence_parallel", "recompute", "recompute_share", "schedule", "offload")
