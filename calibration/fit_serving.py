@@ -2,8 +2,10 @@
 
     python calibration/fit_serving.py
 
-Folds are whole (model, system) pairs; spreads come from folds that a fit had not seen. Each model is also
-left out whole, for each engine that ran it.
+Folds are whole (model, system) pairs; spreads for what was not measured come from folds that a fit had not
+seen. Each model is also left out whole, for each engine that ran it. Then what is left of the error of each
+model under each engine, on each chip, becomes a correction, drawn towards none where runs are few; spreads
+for what was measured come from configurations (layout, format, lengths) that the correction had not seen.
 """
 
 from __future__ import annotations
@@ -20,38 +22,56 @@ import common
 import msgspec
 import numpy as np
 
-from groundplane.perfmodel.evidence import FloatArray, evidence_of
-from groundplane.perfmodel.serving_fit import fit_profile
-from groundplane.perfmodel.serving_profiles import FITTED, EngineProfile
+from groundplane.perfmodel.evidence import Evidence, FloatArray, evidence_of
+from groundplane.perfmodel.serving_fit import Runs, Slopes, fit_profile
+from groundplane.perfmodel.serving_profiles import FITTED, Correction, EngineProfile, correction_in
 from groundplane.perfmodel.validation.serving_prices import ServingPricer
 from groundplane.perfmodel.validation.serving_rows import COLUMNS, ServingCase, cases_of
 from groundplane.perfmodel.validation.table import Row, read_table
 
 FILE = "serving_silicon.csv"
 ENGINES = ("sglang", "trtllm", "trtllm-1.0", "vllm")
+START = {name: EngineProfile(name, prompts_first=name == "sglang") for name in ENGINES}
+TIMINGS = ("ttft", "tpot")
+FEW_RUNS = 4.0
+"""Runs of a kind at which half of their median error becomes a correction."""
+
+Both = tuple[FloatArray, FloatArray]
+"""Time to first token and per token of some cases, seconds."""
 
 
 def main() -> None:
     rows = read_table(common.measured_folder() / FILE, COLUMNS)
     cases = [case for case in cases_of(rows)[0] if not case.inferred]
-    pricer = ServingPricer(cases, {})
-    profiles, spreads, without = [], {}, {}
+    pricer = ServingPricer(cases)
+    profiles: list[EngineProfile] = []
+    spreads: dict[str, Evidence] = {}
+    corrections: dict[str, Correction] = {}
+    without: dict[str, EngineProfile] = {}
     for engine in ENGINES:
         own = pricer.part(np.array([case.engine == engine for case in cases]))
-        profile = fit(own, EngineProfile(engine), np.ones(len(own.cases)), None)
+        profile, slopes = fit(own, START[engine], np.ones(len(own.cases)), None)
         profiles.append(profile)
-        unseen = unseen_times(own, profile)
-        spreads |= {
-            f"{what}/{engine}": evidence_of("measured", measured(own.cases, what) / unseen[what],
-                                            f"unseen (model, system) folds of {engine}")
-            for what in ("ttft", "tpot")
-        }  # fmt: skip
-        without |= left_out(own, profile)
-        report(profile, own, unseen)
+        fitted = own.times({engine: profile})
+        unseen = unseen_times(own, slopes)
+        halved = halved_times(own.cases, fitted)
+        for what, left, half in zip(TIMINGS, unseen, halved, strict=True):
+            true = measured(own.cases, what)
+            spreads[f"{what}/{engine}"] = evidence_of(
+                "family", true / left, f"unseen (model, system) folds of {engine}"
+            )
+            spreads[f"{what}/{engine}/seen"] = evidence_of(
+                "measured", true / half, f"unseen configurations of measured models and chips, {engine}"
+            )
+        corrections |= corrections_of(own.cases, fitted, np.ones(len(own.cases), dtype=bool))
+        without |= left_out(own, slopes)
+        report(profile, own.cases, {"fitted": fitted, "half of configurations unseen": halved,
+                                    "(model, system) unseen": unseen})  # fmt: skip
     data = {
         "source": "published serving runs, see calibration/manifest/serving.json",
         "profiles": msgspec.to_builtins(profiles),
         "spreads": {name: common.rounded(one) for name, one in spreads.items()},
+        "corrections": msgspec.to_builtins(corrections),
         "without_model": msgspec.to_builtins(without),
     }
     common.write_json(common.CALIBRATION / "serving.json", data)
@@ -82,55 +102,76 @@ def cite(rows: Sequence[Row]) -> None:
 
 
 def fit(
-    pricer: ServingPricer, start: EngineProfile, weight: FloatArray, near: EngineProfile | None
-) -> EngineProfile:
-    """The profile fitted to cases of positive weight, with four digits."""
-    seen = pricer.part(weight > 0)
-    fitted = fit_profile(
-        start,
-        lambda profile: seen.times({start.name: profile}),
-        measured(seen.cases, "ttft"),
-        measured(seen.cases, "tpot"),
-        weight[weight > 0],
-        near,
-    )
-    return msgspec.structs.replace(fitted, **{name: float(f"{getattr(fitted, name):.4g}") for name in FITTED})
+    pricer: ServingPricer, start: EngineProfile, weight: FloatArray, near: Slopes | None
+) -> tuple[EngineProfile, Slopes]:
+    """The profile fitted to cases of positive weight, and the slopes it was fitted with."""
+    runs = Runs(measured(pricer.cases, "ttft"), measured(pricer.cases, "tpot"), weight)
+    return fit_profile(start, lambda profile: pricer.times({start.name: profile}), runs, near=near)
 
 
 def measured(cases: Sequence[ServingCase], what: str) -> FloatArray:
     return np.array([case.ttft_s if what == "ttft" else case.tpot_s for case in cases])
 
 
-def unseen_times(pricer: ServingPricer, whole: EngineProfile) -> dict[str, FloatArray]:
+def unseen_times(pricer: ServingPricer, whole: Slopes) -> Both:
     """Times of each case under the profile fitted to the other folds."""
     fold = common.folds_of([(case.model_name, case.system) for case in pricer.cases])
-    times = {"ttft": np.zeros(len(fold)), "tpot": np.zeros(len(fold))}
+    found = np.zeros((2, len(fold)))
     for number in range(common.FOLDS):
-        profile = fit(pricer, EngineProfile(whole.name), (fold != number).astype(float), whole)
-        ttft, tpot = pricer.times({whole.name: profile})
+        profile, _ = fit(pricer, START[whole.profile.name], (fold != number).astype(float), whole)
         held = fold == number
-        times["ttft"][held], times["tpot"][held] = ttft[held], tpot[held]
-    return times
+        found[:, held] = pricer.part(held).times({profile.name: profile})
+    return found[0], found[1]
 
 
-def left_out(pricer: ServingPricer, whole: EngineProfile) -> dict[str, EngineProfile]:
+def left_out(pricer: ServingPricer, whole: Slopes) -> dict[str, EngineProfile]:
     """For each model the profile fitted to all others."""
     found = {}
     for model in dict.fromkeys(case.model_name for case in pricer.cases):
         others = np.array([float(case.model_name != model) for case in pricer.cases])
         if others.any():
-            found[f"{model}/{whole.name}"] = fit(pricer, EngineProfile(whole.name), others, whole)
+            found[f"{model}/{whole.profile.name}"] = fit(pricer, START[whole.profile.name], others, whole)[0]
     return found
 
 
-def report(profile: EngineProfile, pricer: ServingPricer, unseen: dict[str, FloatArray]) -> None:
+def halved_times(cases: Sequence[ServingCase], fitted: Both) -> Both:
+    """Fitted times with corrections from the other half of the configurations."""
+    keys = [(c.model_name, c.system, c.precision, c.decode, c.prefill, c.prompt, c.output) for c in cases]
+    half = common.folds_of(keys) % 2
+    found = np.zeros((2, len(cases)))
+    for number in (0, 1):
+        known = corrections_of(cases, fitted, half != number)
+        for index in np.flatnonzero(half == number):
+            one = correction_in(known, cases[index].engine, *cases[index].kind)
+            found[:, index] = fitted[0][index] * one.ttft, fitted[1][index] * one.tpot
+    return found[0], found[1]
+
+
+def corrections_of(cases: Sequence[ServingCase], fitted: Both, chosen: np.ndarray) -> dict[str, Correction]:
+    """What is left of the errors of some cases: of each model first, then of it on each chip and format."""
+    left = [np.log(measured(cases, what) / time) for what, time in zip(TIMINGS, fitted, strict=True)]
+    found: dict[str, Correction] = {}
+    for depth in (1, 3):
+        groups: dict[str, list[int]] = {}
+        for index in np.flatnonzero(chosen).tolist():
+            groups.setdefault("/".join((cases[index].engine, *cases[index].kind[:depth])), []).append(index)
+        for key, members in groups.items():
+            share = len(members) / (len(members) + FEW_RUNS)
+            ttft, tpot = (float(np.exp(share * np.median(one[members]))) for one in left)
+            found[key] = Correction(float(f"{ttft:.4g}"), float(f"{tpot:.4g}"), len(members))
+            for one, factor in zip(left, (ttft, tpot), strict=True):
+                one[members] -= np.log(factor)
+    return found
+
+
+def report(profile: EngineProfile, cases: Sequence[ServingCase], times: dict[str, Both]) -> None:
     sys.stdout.write(f"\n{profile.name}: { ({name: getattr(profile, name) for name in FITTED}) }\n")
-    ttft, tpot = pricer.times({profile.name: profile})
-    for what, seen in (("ttft", ttft), ("tpot", tpot)):
-        true = measured(pricer.cases, what)
-        lines = [f"{np.median(e):5.1f} median {e.mean():5.1f} mean" for e in
-                 (100 * np.abs(seen / true - 1), 100 * np.abs(unseen[what] / true - 1))]  # fmt: skip
-        sys.stdout.write(f"  {what}: n {true.size}, fitted {lines[0]}, unseen {lines[1]}\n")
+    for name, both in times.items():
+        cells = []
+        for what, time in zip(TIMINGS, both, strict=True):
+            error = common.abs_pct(measured(cases, what) / time)
+            cells.append(f"{what} {np.median(error):5.1f} median {error.mean():5.1f} mean")
+        sys.stdout.write(f"  {name:<32} n {len(cases)}, {', '.join(cells)}\n")
     sys.stdout.flush()
 
 

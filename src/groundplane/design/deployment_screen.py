@@ -85,7 +85,7 @@ class Candidate:
 def screen(model: LlmSpec, cluster: ClusterSpec, links: Links, choice: EngineChoice, load: Load) -> Screened:
     """One engine over all numbers of running sequences that its cache holds."""
     layout = choice.layout
-    pricer = IterationPricer(cluster.chip, links, model, layout, choice.formats)
+    pricer = IterationPricer(cluster.chip, links, model, layout, choice.formats, engine=choice.engine)
     profile = serving_calibration().profile(choice.engine)
     parts = engine_parts(pricer, profile)
     context = load.prompt + load.cached + load.output / 2.0

@@ -11,21 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from groundplane.perfmodel import kernels
 from groundplane.perfmodel.collectives import CollectiveKind, Links, collective_time_s
-from groundplane.perfmodel.curves import MatmulCurve, smooth_max
 from groundplane.perfmodel.evidence import FloatArray, Numbers
-from groundplane.perfmodel.serving_layout import (
-    KV_BYTES,
-    WEIGHT_BYTES,
-    ServingFormats,
-    ServingLayout,
-    compute_format,
-    layer_cache_bytes,
-)
+from groundplane.perfmodel.serving_kernels import ServingKernels
+from groundplane.perfmodel.serving_layout import KV_BYTES, ServingFormats, ServingLayout, layer_cache_bytes
 from groundplane.spec.cluster import ChipSpec
 from groundplane.spec.llm import AttentionSpec, LayerSpec, LlmSpec, MoeSpec
 
@@ -36,13 +28,6 @@ _HIDDEN_PASSES: Final = 5.0
 _OPERATORS: Final = 10.0
 """Kernels of a layer beside products, attention and collectives, as engines fuse them."""
 
-_LEAN_ROWS: Final = 32.0
-_FULL_ROWS: Final = 256.0
-"""Rows up to which a product is priced by its bytes alone, and from which by the tables' curve."""
-
-_LATENT_SHARE: Final = 0.5
-"""Share of peak that products with a shared latent reach at one query a sequence."""
-
 _SHOT_LATENCY_S: Final = 4e-6
 _SHOT_RANK_S: Final = 3e-7
 """An all-reduce by the engines' own kernels: 3 to 6 us for the smallest messages on 2 to 8 NVLink ranks
@@ -51,21 +36,23 @@ _SHOT_RANK_S: Final = 3e-7
 _SHOT_SHARE: Final = 0.45
 """Share of the link's rate at which those kernels move a message."""
 
+_PCIE_RANK_S: Final = 3e-6
+_PCIE_SHARE: Final = 0.33
+"""The same over PCIe: 6, 13 and 23 us on 2, 4 and 8 L40S, and 10 of 32 GB/s (tables of SGLang there)."""
+
 
 @dataclass
 class Iteration:
     """Seconds of the chip's work in an iteration, by kind, and how many layers and kernels it took.
 
-    `products` are dense linear layers, `experts` routed ones (`narrow` in four bits, `widened` where the chip
-    has no units for the weights' format), `attend` reads the cache for one query a
+    `products` are dense linear layers, `experts` routed ones, `attend` reads the cache for one query a
     sequence, `prompt` attends over prompts, `passing` all other passes over memory, `reduce` the collectives
-    of tensor parallelism, `exchange` those of expert parallelism, `head` the vocabulary.
+    of tensor parallelism, `exchange` those of expert parallelism, `head` the vocabulary. `kernels` counts
+    those whose floor is in none of these.
     """
 
     products: FloatArray
     experts: FloatArray
-    narrow: FloatArray
-    widened: FloatArray
     attend: FloatArray
     prompt: FloatArray
     passing: FloatArray
@@ -98,7 +85,7 @@ class IterationPricer:
         chip, links: what computes, and what joins it.
         model: what is served.
         layout, formats: how.
-        skew: how much more than the mean the busiest expert rank receives, where there are several.
+        engine: whose kernels run (an engine of the calibration); those of any that was timed by default.
     """
 
     def __init__(
@@ -109,10 +96,11 @@ class IterationPricer:
         layout: ServingLayout,
         formats: ServingFormats,
         *,
-        skew: float = 0.2,
+        engine: str = "",
     ) -> None:
         self.chip, self.links, self.model = chip, links, model
-        self.layout, self.formats, self.skew = layout, formats, skew
+        self.layout, self.formats = layout, formats
+        self._kernels = ServingKernels(chip, engine)
         memory = kernels.memory_curve(chip)
         self._rate = memory.memory_bytes_per_s * memory.efficiency
 
@@ -152,7 +140,6 @@ class IterationPricer:
         rows, hidden, tp = batch.rows, float(self.model.hidden), float(self.layout.tp)
         for outputs, inputs in self._projections(layer.attention):
             result.products += self._product(self.formats.projections, rows, outputs, inputs)
-            result.kernels += 1.0
         if layer.mlp is not None:
             gates = 2.0 if layer.mlp.gated else 1.0
             result.products += self._block(rows, layer.mlp.ffn / tp, gates, result)
@@ -188,34 +175,20 @@ class IterationPricer:
 
     def _block(self, rows: FloatArray, inner: float, gates: float, result: Iteration) -> FloatArray:
         hidden = float(self.model.hidden)
-        result.kernels += 3.0
+        result.kernels += 1.0
         result.passing += rows * inner * ((gates + 1.0) * _ELEMENT_BYTES / self._rate)
         first = self._product(self.formats.linear, rows, inner * gates, hidden)
         return first + self._product(self.formats.linear, rows, hidden, inner)
 
     def _add_experts(self, result: Iteration, moe: MoeSpec, batch: _Batch) -> None:
         layout, hidden = self.layout, float(self.model.hidden)
-        gates = 2.0 if moe.gated else 1.0
-        tokens = batch.rows * layout.attention_dp
-        active = active_experts(tokens, moe)
-        peak = 1.0 + self.skew * (1.0 - 1.0 / layout.expert_ep)
-        local = np.maximum(np.minimum(active / layout.expert_ep * peak, moe.experts / layout.expert_ep), 1.0)
-        load = tokens * moe.top_k / layout.expert_ep * peak
-        rows = np.maximum(load / local, 1.0)
-        inner = moe.expert_ffn / layout.expert_tp
-        seconds = self._product(self.formats.experts, rows, inner * gates, hidden, local)
-        seconds = seconds + self._product(self.formats.experts, rows, hidden, inner, local)
-        if compute_format(self.chip, self.formats.experts)[1] is not None:
-            result.widened += seconds
-        elif WEIGHT_BYTES[self.formats.experts] < 1.0:
-            result.narrow += seconds
-        else:
-            result.experts += seconds
-        # Rows are gathered by expert, gated, and added up again.
-        moved = load * (3.0 * hidden + (gates + 1.0) * inner) * _ELEMENT_BYTES
-        result.passing += moved / self._rate
-        result.products += kernels.matmul_time_s(self.chip, "bf16", batch.rows, moe.experts, hidden)
-        result.kernels += 7.0
+        curve = self._kernels.experts(self.formats.experts)
+        result.experts += curve.time_s(
+            self.chip, self.formats.experts, batch.rows * layout.attention_dp, hidden,
+            moe.expert_ffn / layout.expert_tp, float(moe.top_k), float(moe.experts), float(layout.expert_ep),
+        )  # fmt: skip
+        result.products += self._product("bf16", batch.rows, moe.experts, hidden)
+        result.kernels += 2.0
         if moe.shared_ffn:
             result.products += self._block(batch.rows, moe.shared_ffn / layout.tp, 2.0, result)
         if layout.attention_dp > 1:
@@ -239,26 +212,8 @@ class IterationPricer:
             result.exchange += collective_time_s(self.links, "reduce_scatter", whole, inside, domains)
         result.kernels += 4.0
 
-    def _product(
-        self, weights: str, rows: Numbers, outputs: Numbers, inputs: Numbers, batch: Numbers = 1.0
-    ) -> FloatArray:
-        """Products; those with few rows are bound by reading weights, whatever a table of many rows says.
-
-        The tables begin at 64 rows: below 32 the roofline holds alone, from 256 the table's curve, between
-        them the geometric mean shifts from one to the other.
-        """
-        name, weight_bytes = compute_format(self.chip, weights)
-        curve: MatmulCurve = kernels.matmul_curve(self.chip, name)
-        if weight_bytes is not None:
-            # Widened as they are read: weights are what a product at few rows moves.
-            curve = msgspec.structs.replace(curve, input_bytes=weight_bytes, correction=None)
-        m, n, k, count = (np.asarray(value, dtype=np.float64) for value in (rows, outputs, inputs, batch))
-        moved = count * (n * k * WEIGHT_BYTES[weights] + m * (n + k) * _ELEMENT_BYTES)
-        flops_s = 2.0 * count * m * n * k / (curve.peak_flops_per_s * curve.efficiency)
-        lean = smooth_max(flops_s, moved / self._rate, 4.0)
-        full = curve.time_s(m, n, k, count) - curve.floor_s
-        share = np.clip(np.log2(m / _LEAN_ROWS) / np.log2(_FULL_ROWS / _LEAN_ROWS), 0.0, 1.0)
-        return np.asarray(lean ** (1.0 - share) * full**share, dtype=np.float64)
+    def _product(self, weights: str, rows: FloatArray, outputs: float, inputs: float) -> FloatArray:
+        return self._kernels.product(weights).time_s(self.chip, weights, rows, outputs, inputs)
 
     # Attention
     # -----------------------------------------------------------------------------------------------
@@ -268,29 +223,30 @@ class IterationPricer:
         heads = max(attention.heads / self.layout.tp, 1.0)
         seen = np.minimum(batch.context, window)
         stored = layer_cache_bytes(attention, self.layout, self.formats)
-        # One query a sequence: reading the cache decides, and the products of all heads on a latent.
-        width = 2.0 * attention.kv_rank + attention.rope_dim if attention.kv_rank else 0.0
-        flops_s = (
-            batch.decode
-            * batch.queries
-            * seen
-            * 2.0
-            * heads
-            * width
-            / (self.chip.peak("bf16") * _LATENT_SHARE)
+        latent = bool(attention.kv_rank)
+        kv_heads = 1.0 if latent else max(attention.kv_heads / self.layout.tp, 1.0)
+        width = (
+            (2.0 * attention.kv_rank + attention.rope_dim)
+            if latent
+            else (float(attention.head_dim + attention.value_dim))
         )
-        result.attend += smooth_max(batch.decode * seen * stored / self._rate, flops_s, 4.0)
-        kv_heads = heads if attention.kv_rank else max(attention.kv_heads / self.layout.tp, 1.0)
+        curve = self._kernels.decode("fp8" if KV_BYTES[self.formats.cache] == 1.0 else "bf16", latent=latent)
+        alone = curve.time_s(
+            self.chip, batch.decode, seen, heads, kv_heads, stored / kv_heads, width, batch.queries
+        )
+        result.attend += np.where(batch.decode > 0, alone, 0.0)
+        if latent:
+            kv_heads = heads
         queries = batch.prefill / np.maximum(batch.prompts, 1.0)
         keys = np.minimum(queries + batch.prompt_context, np.maximum(window, queries / 2.0))
-        curve = kernels.attention_curve(self.chip, "bf16")
-        whole = curve.time_s(
+        fused = kernels.attention_curve(self.chip, "bf16")
+        whole = fused.time_s(
             np.maximum(batch.prompts, 1.0), np.maximum(queries, 1.0), np.maximum(keys, 1.0), heads, kv_heads,
             attention.head_dim, value_dim=attention.value_dim, causal=True, cache_write=True,
         )  # fmt: skip
         inside = window < float("inf")
         if inside:
-            near = curve.time_s(
+            near = fused.time_s(
                 np.maximum(batch.prompts, 1.0), np.maximum(queries, 1.0), np.minimum(keys, window), heads,
                 kv_heads, attention.head_dim, value_dim=attention.value_dim, causal=False, cache_write=True,
             )  # fmt: skip
@@ -309,7 +265,7 @@ class IterationPricer:
         total.head += self._product("bf16", rows, vocab, float(self.model.hidden))
         # Logits are gathered, turned into probabilities and drawn from, in float32.
         total.head += rows * self.model.vocab * (4.0 * 4.0 / self._rate)
-        total.kernels += 8.0
+        total.kernels += 6.0
 
     def _add_hops(self, total: Iteration, batch: _Batch) -> None:
         if self.layout.pp > 1:
@@ -327,6 +283,11 @@ class IterationPricer:
         if domains > 1:
             return library
         moved = 2.0 * (ranks - 1.0) / ranks * message_bytes
+        if self.chip.scaleup_bytes_per_s is None:
+            return np.asarray(
+                ranks * _PCIE_RANK_S + moved / (self.links.scaleup.bytes_per_s * _PCIE_SHARE),
+                dtype=np.float64,
+            )
         own = _SHOT_LATENCY_S + ranks * _SHOT_RANK_S + moved / (self.links.scaleup.bytes_per_s * _SHOT_SHARE)
         return np.asarray(np.minimum(own, library), dtype=np.float64)
 
@@ -346,8 +307,3 @@ class _Batch:
     def rows(self) -> FloatArray:
         """Rows of every product."""
         return self.decode * self.queries + self.prefill
-
-
-def active_experts(tokens: FloatArray, moe: MoeSpec) -> FloatArray:
-    """Experts of a layer that get at least one of `tokens`, drawn evenly: E (1 - (1 - k/E)^t)."""
-    return np.asarray(moe.experts * (1.0 - (1.0 - moe.top_k / moe.experts) ** tokens), dtype=np.float64)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from groundplane.perfmodel.collectives import cluster_links
 from groundplane.perfmodel.evidence import Evidence
 from groundplane.perfmodel.serving import IterationPricer
+from groundplane.perfmodel.serving_closed import ClosedLoad, ClosedTimes, closed_times, prompt_alone_s
 from groundplane.perfmodel.serving_layout import (
     CacheCapacity,
     ServingFormats,
@@ -15,8 +15,9 @@ from groundplane.perfmodel.serving_layout import (
     cache_capacity,
     formats_of,
 )
-from groundplane.perfmodel.serving_profiles import serving_calibration
-from groundplane.perfmodel.serving_steady import priced_load, steady_state
+from groundplane.perfmodel.serving_links import serving_links
+from groundplane.perfmodel.serving_profiles import EngineProfile, serving_calibration
+from groundplane.perfmodel.serving_tables import engine_grids, engine_seconds
 from groundplane.spec.cluster import ClusterSpec
 from groundplane.spec.errors import InputError
 from groundplane.spec.llm import LlmSpec
@@ -31,9 +32,11 @@ class ServingLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServingEstimate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Steady state of one engine. `_low_s` and `_high_s` bound 8 of 10 cases.
+    """Means over a run on one engine. `_low_s` and `_high_s` bound 8 of 10 cases.
 
-    `iteration_s` holds the parts of one iteration without the stretch by other requests' prompts.
+    `iteration_s` holds the parts of one iteration without the stretch by other requests' prompts, which
+    `prompts_of_others` is. `queue_s` is what a first token waits beyond its own prompt's work and the way to
+    the engine, `capacity_wait_s` the same where it is the cache that is full.
     """
 
     model: str
@@ -102,15 +105,22 @@ def serving_estimate(
             field="tp",
             value=layout.tp,
         )
-    pricer = IterationPricer(cluster.chip, cluster_links(cluster), model, layout, formats)
-    priced = priced_load(
-        pricer, capacity, [load.prompt], [load.output], [load.concurrency], profile.chunk_tokens, drafts
-    )
-    state = steady_state(priced, profile)
-    first, each = (calibration.spreads[f"{what}/{engine}"] for what in ("ttft", "tpot"))
-    ttft_s, tpot_s = float(state.ttft_s[0]), float(state.tpot_s[0])
-    stages = {name: float(np.asarray(value).ravel()[0]) for name, value in state.stages_s.items()}
-    rate = float(state.output_tokens_per_s[0])
+    pricer = IterationPricer(cluster.chip, serving_links(cluster), model, layout, formats, engine=engine)
+    seconds = engine_seconds(engine_grids(pricer, drafts), profile)
+    closed = ClosedLoad(load.prompt, load.output, load.concurrency)
+    kind = (model.name, cluster.chip.name, formats.experts if model.is_moe else formats.linear)
+    factor = calibration.correction(engine, *kind)
+    times = closed_times(seconds, profile, capacity, closed)
+    ttft_s, tpot_s = times.ttft_s * factor.ttft, times.tpot_s * factor.tpot
+    rate = load.concurrency * load.output / (ttft_s + load.output * tpot_s)
+    held = capacity.num_sequences(load.prompt + load.output / 2.0) * layout.attention_dp
+    running = min(load.concurrency, held, profile.max_sequences * layout.attention_dp)
+    stages = _stages(pricer, profile, load, running / layout.attention_dp, times, seconds.tokens)
+    prompt_s = prompt_alone_s(seconds, load.prompt)
+    outside_s = profile.request_s + profile.request_token_s * load.prompt + profile.first_tokens * tpot_s
+    queue_s = max(ttft_s - outside_s - (1.0 + profile.echo) * prompt_s, 0.0)
+    first, each = calibration.spread("ttft", engine, *kind), calibration.spread("tpot", engine, *kind)
+    capacity_wait_s = queue_s if load.concurrency > held else 0.0
     return ServingEstimate(
         model=model.name,
         engine=engine,
@@ -124,16 +134,28 @@ def serving_estimate(
         tpot_high_s=tpot_s * each.ratio_p90,
         output_tokens_per_s=rate,
         output_tokens_per_s_per_chip=rate / layout.num_chips,
-        running=float(state.running[0]),
-        queue_s=float(state.queue_s[0]),
-        capacity_wait_s=float(state.capacity_wait_s[0]),
-        prompt_s=float(state.prompt_s[0]),
+        running=running,
+        queue_s=queue_s,
+        capacity_wait_s=capacity_wait_s,
+        prompt_s=prompt_s,
         iteration_s=stages,
-        bottleneck=_bottleneck(stages, float(state.capacity_wait_s[0]), ttft_s),
+        bottleneck=_bottleneck(stages, capacity_wait_s, ttft_s),
         capacity=capacity,
         evidence=each,
         assumptions=_assumptions(model, profile.chunk_tokens, drafts, profile.acceptance),
     )
+
+
+def _stages(
+    pricer: IterationPricer, profile: EngineProfile, load: ServingLoad, running: float, times: ClosedTimes,
+    tokens: float,
+) -> dict[str, float]:  # fmt: skip
+    """Seconds of an iteration by stage, and what the run's mean time of a token says beyond them."""
+    work = profile.work_s(pricer.price(running, load.prompt + load.output / 2.0))
+    stages = {name: float(np.asarray(value).ravel()[0]) for name, value in work.items()}
+    stages["host"] = profile.host_s + profile.host_sequence_s * running
+    stages["prompts_of_others"] = max(times.tpot_s * tokens - sum(stages.values()), 0.0)
+    return stages
 
 
 def smallest_layout(

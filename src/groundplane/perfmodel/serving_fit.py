@@ -1,12 +1,15 @@
-"""Fits the few numbers of an engine's profile to measured runs: robust least squares in logarithms.
+"""Fits the few numbers of an engine's profile to measured runs: robust Gauss-Newton in logarithms.
 
-Numbers stay near where they start (a weak prior) and within a factor that physics allows. Knows nothing of
+Numbers stay near where they start (a weak prior) and within a factor that physics allows. Derivatives of the
+simulated times are taken once, by differences, and serve all fits that leave some runs out. Knows nothing of
 files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -18,63 +21,110 @@ from groundplane.perfmodel.serving_profiles import FITTED, EngineProfile
 Times = Callable[[EngineProfile], tuple[FloatArray, FloatArray]]
 """Time to first token and per token of the runs under a profile."""
 
-_REACH = 6.0
-_SCALE_REACH = 2.5
-_SCALES = frozenset({"weights", "experts", "narrow", "widened", "prompts", "links", "cache", "stall"})
-_PRIOR = {True: 0.35, False: 1.0}
+_SCALES: Final = frozenset({"weights", "experts", "prompts", "links", "cache"})
+_REACH: Final = {True: 2.5, False: 8.0}
+_PRIOR: Final = {True: 0.25, False: 1.0}
 """How far, in logarithms, a scale or a time may usually go from its start: one standard deviation."""
 
-_LEAST_SPREAD = 0.1
-_STEPS = 60
-_FEW_STEPS = 12
+_SPREAD: Final = (0.2, 0.1)
+"""Errors, in logarithms, beyond which a first token's time and a token's time count less than their square.
+"""
+
+_STEP: Final = 0.02
+_LONGEST: Final = 0.5
+_ROUNDS: Final = 6
+_FEW_ROUNDS: Final = 2
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """Derivatives of the logarithms of all times, shape (2 N, parameters), taken at a profile."""
+
+    values: FloatArray
+    profile: EngineProfile
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Measured seconds of N runs, each with its weight, 0 to leave it out."""
+
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    weight: FloatArray
 
 
 def fit_profile(
-    start: EngineProfile,
-    times: Times,
-    ttft_s: FloatArray,
-    tpot_s: FloatArray,
-    weight: FloatArray,
-    near: EngineProfile | None = None,
-) -> EngineProfile:
-    """The profile whose times come nearest to measured ones.
+    start: EngineProfile, times: Times, runs: Runs, *, near: Slopes | None = None
+) -> tuple[EngineProfile, Slopes]:
+    """The profile whose times come nearest to measured ones, and the slopes used last.
 
     Args:
         start: where the fit begins, and what its prior is.
         times: of the runs under a profile.
-        ttft_s, tpot_s: measured.
-        weight: of each run, 0 to leave it out.
-        near: where to search from, if not from `start`, and with fewer steps.
+        runs: what was measured.
+        near: slopes of a fit to nearly the same runs, to begin from and to keep.
     """
-    begin = np.log(np.array([getattr(start, name) for name in FITTED]))
+    prior = _logs(start)
     scales = np.array([name in _SCALES for name in FITTED])
-    reach = np.log(np.where(scales, _SCALE_REACH, _REACH))
     sigma = np.where(scales, _PRIOR[True], _PRIOR[False])
-    seen = weight > 0
-    root = np.sqrt(weight[seen])
+    reach = np.log(np.where(scales, _REACH[True], _REACH[False]))
+    root = np.sqrt(np.concatenate([runs.weight, runs.weight]))
+    spread = np.repeat(_SPREAD, runs.weight.size)
+    measured = np.log(np.concatenate([runs.ttft_s, runs.tpot_s]))
 
-    def profile_at(point: FloatArray) -> EngineProfile:
-        values = np.exp(point)
-        return msgspec.structs.replace(start, **dict(zip(FITTED, values.tolist(), strict=True)))
+    def errors(point: FloatArray) -> FloatArray:
+        return _log_times(times, start, point) - measured
 
-    def residuals(point: FloatArray) -> FloatArray:
-        ttft, tpot = times(profile_at(point))
-        per_token = root * _bounded(np.log(tpot[seen] / tpot_s[seen]) / _LEAST_SPREAD)
-        first = root * _bounded(np.log(ttft[seen] / ttft_s[seen]) / (2.0 * _LEAST_SPREAD))
-        prior = (point - begin) / sigma
-        return np.concatenate([per_token, first, prior])
+    def rated(error: FloatArray, point: FloatArray) -> FloatArray:
+        return np.concatenate([root * _bounded(error / spread), (point - prior) / sigma])
 
-    first_guess = begin if near is None else np.log(np.array([getattr(near, name) for name in FITTED]))
-    inside = np.clip(first_guess, begin - 0.999 * reach, begin + 0.999 * reach)
-    found = least_squares(
-        residuals,
-        inside,
-        bounds=(begin - reach, begin + reach),
-        x_scale=sigma,
-        max_nfev=_STEPS if near is None else _FEW_STEPS,
-        diff_step=1e-3,
-    )
-    return profile_at(found.x)
+    point = prior if near is None else np.clip(_logs(near.profile), prior - reach, prior + reach)
+    error = errors(point)
+    slopes = near
+    for _ in range(_ROUNDS if near is None else _FEW_ROUNDS):
+        if near is None or slopes is None:
+            slopes = _slopes(times, start, point, error + measured)
+        values = slopes.values
+        low = np.maximum(prior - reach, point - _LONGEST) - point
+        high = np.minimum(prior + reach, point + _LONGEST) - point
+        moved = least_squares(
+            lambda d, e=error, p=point, j=values: rated(e + j @ d, p + d),
+            np.clip(np.zeros(point.size), low + 1e-9, high - 1e-9),
+            bounds=(low, high),
+            x_scale=sigma,
+        ).x
+        best = float(np.sum(rated(error, point) ** 2))
+        for share in (1.0, 0.5, 0.2):
+            tried = errors(point + share * moved)
+            if float(np.sum(rated(tried, point + share * moved) ** 2)) < best:
+                point, error = point + share * moved, tried
+                break
+        else:
+            break
+    profile = _at(start, point)
+    return profile, Slopes(slopes.values if slopes is not None else np.zeros((0, 0)), profile)
+
+
+def _slopes(times: Times, start: EngineProfile, point: FloatArray, at: FloatArray) -> Slopes:
+    columns = []
+    for place in range(point.size):
+        moved = point.copy()
+        moved[place] += _STEP
+        columns.append((_log_times(times, start, moved) - at) / _STEP)
+    return Slopes(np.column_stack(columns), _at(start, point))
+
+
+def _log_times(times: Times, start: EngineProfile, point: FloatArray) -> FloatArray:
+    return np.asarray(np.log(np.concatenate(times(_at(start, point)))), dtype=np.float64)
+
+
+def _logs(profile: EngineProfile) -> FloatArray:
+    return np.log(np.array([getattr(profile, name) for name in FITTED], dtype=np.float64))
+
+
+def _at(start: EngineProfile, point: FloatArray) -> EngineProfile:
+    values = (float(f"{value:.4g}") for value in np.exp(point))
+    return msgspec.structs.replace(start, **dict(zip(FITTED, values, strict=True)))
 
 
 def _bounded(value: FloatArray) -> FloatArray:

@@ -9,16 +9,13 @@ from typing import Final
 
 import msgspec
 
-from groundplane.perfmodel.kernel_catalogue import canonical_dtype
+from groundplane.perfmodel.serving_kernels import STORED_BYTES
 from groundplane.spec.cluster import ChipSpec
 from groundplane.spec.errors import InputError, unknown_name
 from groundplane.spec.llm import AttentionSpec, LlmSpec
 
-WEIGHT_BYTES: Final = {
-    "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "int8": 1.0, "fp4": 0.5625,
-    "int8_weight_only": 1.0, "int4_weight_only": 0.53,
-}  # fmt: skip
-"""Bytes of one weight, scales included: fp4 has a one-byte scale for 16 weights, int4 two bytes for 64."""
+WEIGHT_BYTES: Final = STORED_BYTES
+"""Bytes of one weight by format, scales included."""
 
 KV_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 """Bytes of one number in the key-value cache."""
@@ -95,20 +92,6 @@ def formats_of(model: LlmSpec, weights: str, cache: str, experts: str = "") -> S
         projections="bf16" if narrow else weights,
         cache=cache,
     )
-
-
-def compute_format(chip: ChipSpec, weights: str) -> tuple[str, float | None]:
-    """The format the products run in, and the bytes of a weight where they differ from that format's.
-
-    Weight-only formats, and formats the chip has no units for, are widened to bf16 as they are read.
-    """
-    if weights.endswith("_weight_only"):
-        return "bf16", WEIGHT_BYTES[weights]
-    try:
-        chip.peak("fp8" if canonical_dtype(weights) == "fp8_block" else canonical_dtype(weights))
-    except InputError:
-        return "bf16", WEIGHT_BYTES[weights]
-    return weights, None
 
 
 def cache_bytes_per_token(model: LlmSpec, layout: ServingLayout, formats: ServingFormats) -> float:

@@ -1,13 +1,14 @@
 """What an engine adds to the chip's work: a few fitted numbers, and how far predictions with them were off.
 
-Written by `calibration/fit_serving.py` to `catalog/calibration/serving.json`. Knows nothing of models.
+Written by `calibration/fit_serving.py` to `catalog/calibration/serving.json`. Knows nothing of models but
+their names: what was measured of one under an engine corrects predictions for it.
 """
 
 from __future__ import annotations
 
 import functools
 from importlib import resources
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -16,17 +17,20 @@ from groundplane.perfmodel.evidence import Evidence, FloatArray
 from groundplane.perfmodel.serving import Iteration
 from groundplane.spec.errors import unknown_name
 
+Timing = Literal["ttft", "tpot"]
+
 
 class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The numbers of one engine (name and class of versions).
 
-    An iteration takes `host_s`, `host_sequence_s` a sequence and `kernel_s` a kernel, beside the chip's work:
-    `weights` times products and head, `experts`, `narrow` and `widened` times those of the same
-    names, `cache` times reading the cache, `links` times collectives. A prompt adds `prompts` times its work;
-    decoding sequences feel `stall` of it. A request waits `request_s` and `request_token_s` for each prompt
-    token outside the engine, for `first_tokens` tokens that are sent together (`stream_interval`), and behind
-    `line` of the prompts that would be before it if all requests under way arrived at once. `chunk_tokens` is
-    the most an iteration takes, `acceptance` the share of drafts that hold.
+    An iteration takes `host_s`, `host_sequence_s` a sequence and `kernel_s` a kernel without a floor of its
+    own, beside the chip's work: `weights` times products and head, `experts` times those of the same name,
+    `cache` times reading the cache, `links` times collectives. A prompt adds `prompts` times its work, and
+    `prompt_host_s` to the iteration. A request waits `request_s` and `request_token_s` for each prompt token
+    outside the engine, `echo` times its own prompt's work and `first_tokens` tokens more for its first token,
+    and `handover_s` where prefill and decode are apart. `chunk_tokens` and `max_sequences` are the most an
+    iteration takes, `prompts_first` says that prompts and decoding do not share one; `acceptance` is the
+    share of drafts that hold.
     """
 
     name: str
@@ -35,26 +39,25 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernel_s: float = 1.5e-6
     weights: float = 1.0
     experts: float = 1.0
-    narrow: float = 1.0
-    widened: float = 1.0
     prompts: float = 1.0
     links: float = 1.0
     cache: float = 1.0
-    stall: float = 1.0
+    prompt_host_s: float = 2e-3
     request_s: float = 2e-2
     request_token_s: float = 2e-6
-    line: float = 0.1
-    first_tokens: float = 5.0
+    first_tokens: float = 2.0
+    echo: float = 0.5
+    handover_s: float = 5e-2
     chunk_tokens: float = 8192.0
+    max_sequences: float = 1024.0
+    prompts_first: bool = False
     acceptance: float = 0.6
 
     def work_s(self, iteration: Iteration) -> dict[str, FloatArray]:
         """Seconds of an iteration by stage."""
         return {
             "products": self.weights * (iteration.products + iteration.head),
-            "experts": self.experts * iteration.experts
-            + self.narrow * iteration.narrow
-            + self.widened * iteration.widened,
+            "experts": self.experts * iteration.experts,
             "attention": self.cache * iteration.attend,
             "prompt_attention": iteration.prompt,
             "memory_bound": iteration.passing,
@@ -64,23 +67,33 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 FITTED: Final = (
-    "host_s", "host_sequence_s", "kernel_s", "weights", "experts", "narrow", "widened",
-    "prompts", "links", "cache", "stall",
-    "request_s", "request_token_s", "line", "first_tokens",
+    "host_s", "host_sequence_s", "kernel_s", "weights", "experts", "prompts", "links", "cache",
+    "prompt_host_s", "request_s", "request_token_s", "first_tokens", "echo", "handover_s",
 )  # fmt: skip
 """Numbers of a profile that are fitted to measurements."""
 
 
-class ServingCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The calibration file: profiles, spreads of time to first token and per token, profiles of the folds.
+class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to multiply predicted times by, from so many runs of the same kind."""
 
-    `spreads` are keyed "tpot/ENGINE" and "ttft/ENGINE". `without_model` holds, for each model and engine
-    ("MODEL/ENGINE"), the profile fitted without any row of that model.
+    ttft: float
+    tpot: float
+    num_points: int
+
+
+class ServingCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The calibration file.
+
+    `corrections` are keyed "ENGINE/MODEL" and, beyond those, "ENGINE/MODEL/CHIP/WEIGHTS". `spreads` are keyed
+    "tpot/ENGINE" and "ttft/ENGINE" for (model, chip) pairs that were not measured, with "/seen" behind for
+    those that were. `without_model` holds, for each model and engine ("MODEL/ENGINE"), the profile fitted
+    without any run of that model.
     """
 
     source: str
     profiles: tuple[EngineProfile, ...]
     spreads: dict[str, Evidence]
+    corrections: dict[str, Correction]
     without_model: dict[str, EngineProfile]
 
     def profile(self, name: str) -> EngineProfile:
@@ -93,6 +106,28 @@ class ServingCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True
             if profile.name == name:
                 return profile
         raise unknown_name("serving engine", name, [profile.name for profile in self.profiles])
+
+    def correction(self, engine: str, model: str, chip: str, weights: str) -> Correction:
+        """The correction of runs of that kind, both levels multiplied; none where nothing was measured."""
+        return correction_in(self.corrections, engine, model, chip, weights)
+
+    def spread(self, what: Timing, engine: str, model: str, chip: str, weights: str) -> Evidence:
+        """How far predictions of that kind were off: wide for a model and chip that was not measured."""
+        seen = f"{engine}/{model}/{chip}/{weights}" in self.corrections
+        return self.spreads[f"{what}/{engine}/seen" if seen else f"{what}/{engine}"]
+
+
+def correction_in(
+    corrections: dict[str, Correction], engine: str, model: str, chip: str, weights: str
+) -> Correction:
+    """As `ServingCalibration.correction`, among some corrections."""
+    levels = (f"{engine}/{model}", f"{engine}/{model}/{chip}/{weights}")
+    found = [corrections[key] for key in levels if key in corrections]
+    return Correction(
+        ttft=float(np.prod([one.ttft for one in found])),
+        tpot=float(np.prod([one.tpot for one in found])),
+        num_points=min((one.num_points for one in found), default=0),
+    )
 
 
 @functools.cache

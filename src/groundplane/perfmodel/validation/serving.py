@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from groundplane.perfmodel.serving_profiles import ServingCalibration, serving_calibration
+from groundplane.perfmodel.evidence import FloatArray
+from groundplane.perfmodel.serving_profiles import Correction, ServingCalibration, serving_calibration
 from groundplane.perfmodel.validation.report import Excluded, Outcome
 from groundplane.perfmodel.validation.report import errors_of as plain_errors_of
 from groundplane.perfmodel.validation.serving_prices import ServingPricer
@@ -81,8 +82,8 @@ def validate_serving(data: str | Path | None = None) -> ServingReport:
     known = {profile.name: profile for profile in calibration.profiles}
     excluded += [Excluded(c.row, f"engine {c.engine!r} is not known") for c in cases if c.engine not in known]
     cases = [case for case in cases if case.engine in known]
-    pricer = ServingPricer(cases, {name: profile.chunk_tokens for name, profile in known.items()})
-    outcomes = _outcomes(cases, *pricer.times(known), calibration) if cases else []
+    pricer = ServingPricer(cases)
+    outcomes = _outcomes(cases, *pricer.times(known), calibration, corrected=True)
     complete = [one for one in outcomes if not one.case.inferred]
     rows_given = len(complete) + len(excluded)
     pooled = errors_of("pooled", complete)
@@ -154,11 +155,19 @@ def errors_of(name: str, outcomes: Iterable[_Outcome]) -> ServingErrors:
 
 
 def _outcomes(
-    cases: Sequence[ServingCase], ttft: np.ndarray, tpot: np.ndarray, calibration: ServingCalibration
-) -> list[_Outcome]:
+    cases: Sequence[ServingCase], ttft: FloatArray, tpot: FloatArray, calibration: ServingCalibration, *,
+    corrected: bool,
+) -> list[_Outcome]:  # fmt: skip
+    """Cases with times predicted; `corrected` by what was measured of their kind, else as kinds unseen."""
     found = []
-    for case, first, each in zip(cases, ttft.tolist(), tpot.tolist(), strict=True):
-        wide, narrow = (calibration.spreads[f"{what}/{case.engine}"] for what in ("ttft", "tpot"))
+    for case, first_s, each_s in zip(cases, ttft.tolist(), tpot.tolist(), strict=True):
+        factor, spreads = Correction(1.0, 1.0, 0), (f"ttft/{case.engine}", f"tpot/{case.engine}")
+        wide, narrow = (calibration.spreads[name] for name in spreads)
+        if corrected:
+            factor = calibration.correction(case.engine, *case.kind)
+            wide = calibration.spread("ttft", case.engine, *case.kind)
+            narrow = calibration.spread("tpot", case.engine, *case.kind)
+        first, each = first_s * factor.ttft, each_s * factor.tpot
         found.append(
             _Outcome(
                 case,
@@ -172,7 +181,7 @@ def _outcomes(
 
 
 def _left_out(pricer: ServingPricer, calibration: ServingCalibration) -> list[ServingErrors]:
-    """Errors of each model under profiles fitted without it, where the fit knew it."""
+    """Errors of each model under profiles fitted without it, uncorrected, where the fit knew it."""
     outcomes: dict[str, list[_Outcome]] = {}
     for key, profile in calibration.without_model.items():
         model, engine = key.rsplit("/", 1)
@@ -183,7 +192,7 @@ def _left_out(pricer: ServingPricer, calibration: ServingCalibration) -> list[Se
         if chosen.any():
             part = pricer.part(chosen)
             times = part.times({engine: profile})
-            outcomes.setdefault(model, []).extend(_outcomes(part.cases, *times, calibration))
+            outcomes.setdefault(model, []).extend(_outcomes(part.cases, *times, calibration, corrected=False))
     every = [one for rows in outcomes.values() for one in rows]
     return [errors_of(model, rows) for model, rows in outcomes.items()] + [errors_of("pooled", every)]
 

@@ -47,6 +47,9 @@ _WEIGHTS: Final = {
     "int4": "int4_weight_only", "int8_wo": "int8_weight_only", "bf16": "bf16", "bfloat16": "bf16", "": "bf16",
 }  # fmt: skip
 
+_BLOCK_SCALED: Final = re.compile(r"deepseek|kimi|minimax|glm-5|qwen3-235b|qwen3.5")
+"""Models whose 8-bit checkpoints have a scale for each block, whatever the table calls them."""
+
 _RANDOM_LENGTHS: Final = re.compile(r"^(db-dump|source_file=\d{4}-\d\d-\d\d\.csv)")
 _DRAFTED: Final = re.compile(r"^1\.2\.0rc6\.post3$")
 """TensorRT-LLM image that InferenceMAX runs DeepSeek with multi-token prediction on: the table does not say
@@ -60,6 +63,7 @@ _FULL: Final = 0.95
 
 _LARGEST_TP: Final = 8
 _RANDOM_SHARE: Final = 0.9
+_RANDOM_SPREAD: Final = 1.0 / 9.0
 """InferenceMAX draws lengths between 0.8 and 1 of those it states (its `random-range-ratio`)."""
 
 
@@ -91,8 +95,15 @@ class ServingCase(msgspec.Struct, frozen=True):
     concurrency: float
     ttft_s: float
     tpot_s: float
+    spread: float = 0.0
     drafts: float = 0.0
     inferred: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Model, chip and format of most weights: what corrections are kept by."""
+        weights = self.formats.experts if self.model.is_moe else self.formats.linear
+        return self.model.name, resolve_cluster(self.system).chip.name, weights
 
 
 def cases_of(rows: list[Row]) -> tuple[list[ServingCase], list[Excluded]]:
@@ -126,6 +137,7 @@ def _case(row: Row) -> ServingCase:
     weights, experts = (_WEIGHTS.get(row.text(c)) for c in ("gemm_quant_mode", "moe_quant_mode"))
     if weights is None or experts is None:
         raise _Left(f"weights in {row.text('gemm_quant_mode')!r} are not known")
+    weights, experts = _as_published(model_name, weights), _as_published(model_name, experts)
     open_fields: list[str] = []
     dp = row.number("attention_dp_size") or 1.0
     found = re.search(r"silicon_concurrency=([0-9.]+)", row.text("silicon_data_source"))
@@ -141,7 +153,8 @@ def _case(row: Row) -> ServingCase:
         # A batch is that of one rank: what is left of the concurrency are other engines.
         each = (row.number("batch_size") or concurrency / dp) * dp
         decode = msgspec.structs.replace(decode, num_workers=max(1, round(concurrency / each)))
-    share = _RANDOM_SHARE if _RANDOM_LENGTHS.match(row.text("silicon_data_source")) else 1.0
+    is_random = _RANDOM_LENGTHS.match(row.text("silicon_data_source")) is not None
+    share = _RANDOM_SHARE if is_random else 1.0
     engine = _engine(row)
     formats = formats_of(model, weights, _cache(engine, weights, system), experts)
     chip = resolve_cluster(system).chip
@@ -163,9 +176,17 @@ def _case(row: Row) -> ServingCase:
         concurrency=concurrency,
         ttft_s=row.positive("silicon_ttft_ms") * 1e-3,
         tpot_s=row.positive("silicon_tpot_ms") * 1e-3,
+        spread=_RANDOM_SPREAD,
         drafts=3.0 if _DRAFTED.search(row.text("backend_version")) and "deepseek" in model_name else 0.0,
         inferred=tuple(dict.fromkeys(open_fields)),
     )
+
+
+def _as_published(model_name: str, weights: str) -> str:
+    """The format of a checkpoint's weights, where the table's name for it is coarser."""
+    if weights == "fp4" and model_name.startswith("gpt-oss"):
+        return "mxfp4"
+    return "fp8_block" if weights == "fp8" and _BLOCK_SCALED.search(model_name) else weights
 
 
 def _engine(row: Row) -> str:

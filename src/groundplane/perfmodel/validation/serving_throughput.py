@@ -8,14 +8,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import numpy as np
+import msgspec
 
 from groundplane.catalog.resolve import resolve_cluster, resolve_llm
-from groundplane.perfmodel.collectives import cluster_links
 from groundplane.perfmodel.serving import IterationPricer
+from groundplane.perfmodel.serving_closed import ClosedLoad, closed_times
 from groundplane.perfmodel.serving_layout import ServingLayout, cache_capacity, formats_of
+from groundplane.perfmodel.serving_links import serving_links
 from groundplane.perfmodel.serving_profiles import serving_calibration
-from groundplane.perfmodel.serving_steady import MOST_SEQUENCES, priced_load, steady_state
+from groundplane.perfmodel.serving_tables import engine_grids, engine_seconds
 from groundplane.perfmodel.validation.chip_names import chip_named
 from groundplane.perfmodel.validation.report import Excluded, Outcome
 from groundplane.perfmodel.validation.table import Row
@@ -28,6 +29,8 @@ _METRICS: Final = ("total_output_throughput", "output_throughput_per_gpu")
 _WEIGHTS: Final = {"FP8": "fp8", "FP16": "bf16", "BF16": "bf16"}
 _ENGINE: Final = "trtllm"
 _CARDS: Final = 8
+_MOST_SEQUENCES: Final = 2048.0
+"""What TensorRT-LLM's benchmark lets run at the same time at most, where memory holds as many."""
 
 _MODELS: Final = (
     (r"v3\.1 405B", "llama-3.1-405b"), (r"v3\.1 70B", "llama-3.1-70b"), (r"v3\.1 8B", "llama-3.1-8b"),
@@ -69,19 +72,18 @@ def _outcome(row: Row) -> Outcome | str:
     formats = formats_of(model, weights, "fp8" if weights == "fp8" else "bf16")
     capacity = cache_capacity(cluster.chip, model, layout, formats)
     prompt, output = row.positive("isl"), row.positive("osl")
-    load = min(capacity.num_sequences(prompt + output / 2.0), MOST_SEQUENCES)
+    load = min(capacity.num_sequences(prompt + output / 2.0), _MOST_SEQUENCES)
     if row.text("concurrency_or_batch") != "max":
         load = row.positive("concurrency_or_batch")
     if load < 1:
         return "the cache holds no request"
-    profile = serving_calibration().profile(_ENGINE)
-    pricer = IterationPricer(cluster.chip, cluster_links(cluster), model, layout, formats)
-    state = steady_state(
-        priced_load(pricer, capacity, [prompt], [output], [load], profile.chunk_tokens), profile
-    )
-    predicted = float(np.asarray(state.output_tokens_per_s).ravel()[0])
+    calibration = serving_calibration()
+    profile = msgspec.structs.replace(calibration.profile(_ENGINE), max_sequences=_MOST_SEQUENCES)
+    pricer = IterationPricer(cluster.chip, serving_links(cluster), model, layout, formats, engine=_ENGINE)
+    seconds = engine_seconds(engine_grids(pricer), profile)
+    predicted = closed_times(seconds, profile, capacity, ClosedLoad(prompt, output, load)).output_tokens_per_s
     measured = row.positive("value") * (tp if row.text("metric").endswith("per_gpu") else 1)
-    spread = serving_calibration().spreads[f"tpot/{_ENGINE}"]
+    spread = calibration.spreads[f"tpot/{_ENGINE}"]
     return Outcome(
         row=row.line,
         source=row.text("source"),

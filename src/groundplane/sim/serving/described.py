@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from groundplane.catalog.resolve import is_file_name, resolve_cluster
-from groundplane.perfmodel.collectives import cluster_links
+from groundplane.perfmodel.serving_links import serving_links
 from groundplane.perfmodel.serving import IterationPricer
 from groundplane.perfmodel.serving_layout import (
     CacheCapacity,
@@ -166,7 +166,7 @@ def _built(spec: DeploymentSpec, pool: ReplicaPool, cluster: ClusterSpec, folder
             field="tp",
             value=pool.tp,
         )
-    pricer = IterationPricer(cluster.chip, cluster_links(cluster), model, layout, formats)
+    pricer = IterationPricer(cluster.chip, serving_links(cluster), model, layout, formats, engine=engine)
     return BuiltPool(pool, engine, model, layout, formats, capacity, pricer)
 
 

@@ -50,6 +50,7 @@ def engine_parts(pricer: IterationPricer, profile: EngineProfile) -> PriceParts:
         some = np.where(prefill > 0, prompts, 0.0)
         rest = quiet[0] + profile.prompts * np.where(prefill > 0, mixed[0] - quiet[0], 0.0)
         rest = rest + profile.host_s + profile.host_sequence_s * (decode + some)
+        rest = rest + np.where(prefill > 0, profile.prompt_host_s, 0.0)
         return rest, quiet[1], profile.prompts * mixed[2]
 
     return parts
