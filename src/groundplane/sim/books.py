@@ -2,7 +2,7 @@
 
 Between two events the time of every device goes to one account, by what was known before the second of
 them. That is slow and obvious, and shares nothing with the ledger's settling. Free and fragmented time are
-one here.
+one here. Time is counted in nanoseconds times units of a device, of which a whole one has 7,000.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Place = tuple[str, int]
 
 @dataclass
 class Expected:
-    """Nanoseconds of one device, or of several."""
+    """Nanoseconds times units of one device, or of several."""
 
     idle_ns: int = 0
     busy_ns: int = 0
@@ -62,11 +62,11 @@ class Books:
     _runs: dict[str, _Run] = field(default_factory=dict)
     _now_ns: int = 0
 
-    def pass_time(self, now_ns: int, unleased: list[tuple[Place, bool]]) -> None:
+    def pass_time(self, now_ns: int, unleased: list[tuple[Place, int, bool]]) -> None:
         """Books the time since the last event.
 
         Args:
-            unleased: devices that nobody held in that time, each with whether its node was open.
+            unleased: devices, the units of each that nobody held in that time, and whether its node was open.
         """
         elapsed_ns = now_ns - self._now_ns
         self._now_ns = now_ns
@@ -77,11 +77,11 @@ class Books:
                 run.at_risk_ns += elapsed_ns
             else:
                 run.safe_ns += elapsed_ns
-        for place, is_open in unleased:
+        for place, units, is_open in unleased:
             if is_open:
-                self.devices[place].open_ns += elapsed_ns
+                self.devices[place].open_ns += elapsed_ns * units
             else:
-                self.devices[place].maintenance_ns += elapsed_ns
+                self.devices[place].maintenance_ns += elapsed_ns * units
 
     def note_event(self, event: AnyEvent) -> None:
         """A report on a work changes what its time counts as."""
@@ -108,30 +108,34 @@ class Books:
                 run.is_leaving = run.is_stopping = True
                 run.is_busy = False
 
-    def give_back(self, work_id: str, places: list[Place], *, is_failure: bool) -> None:
-        """The work's time on these devices is known for good."""
+    def give_back(self, work_id: str, places: list[Place], units: int, *, is_failure: bool) -> None:
+        """The work's time on these devices, of each of which it had so many units, is known for good."""
         run = self._runs[work_id]
         for place in places:
             device = self.devices[place]
-            device.idle_ns += run.idle_ns
-            device.busy_ns += run.safe_ns
+            device.idle_ns += run.idle_ns * units
+            device.busy_ns += run.safe_ns * units
             if is_failure:
-                device.wasted_ns += run.at_risk_ns
+                device.wasted_ns += run.at_risk_ns * units
             else:
-                device.busy_ns += run.at_risk_ns
+                device.busy_ns += run.at_risk_ns * units
 
     def forget(self, work_id: str) -> None:
         """The work holds nothing any more."""
         del self._runs[work_id]
 
-    def expected(self, place: Place, holder: str) -> Expected:
-        """The accounts of a device now; work at risk counts as busy until it is lost."""
+    def expected(self, place: Place, holders: dict[str, int]) -> Expected:
+        """The accounts of a device now; work at risk counts as busy until it is lost.
+
+        Args:
+            holders: works that hold it, and how many units each.
+        """
         device = self.devices[place]
-        if not holder:
-            return device
-        run = self._runs[holder]
-        busy_ns = device.busy_ns + run.safe_ns + run.at_risk_ns
-        idle_ns = device.idle_ns + run.idle_ns
+        busy_ns, idle_ns = device.busy_ns, device.idle_ns
+        for holder, units in holders.items():
+            run = self._runs[holder]
+            busy_ns += (run.safe_ns + run.at_risk_ns) * units
+            idle_ns += run.idle_ns * units
         return Expected(idle_ns, busy_ns, device.wasted_ns, device.maintenance_ns, device.open_ns)
 
     def _note_attempt(self, run: _Run, event: WorkStarted | WorkReady | CheckpointCommitted) -> None:

@@ -11,16 +11,25 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from groundplane.control.actions import PREEMPTED, AnyAction, JobEnded, StartWork, StopWork
+from groundplane.control.actions import (
+    PREEMPTED,
+    AnyAction,
+    JobEnded,
+    StartWork,
+    StopWork,
+)
 from groundplane.control.core import ControlCore
 from groundplane.control.elastic import RESIZED
 from groundplane.control.events import (
+    UNITS_PER_DEVICE,
     AnyEvent,
     CheckpointCommitted,
     Gang,
     JobSubmitted,
+    KindDescribed,
     NodeBack,
     NodeCordoned,
+    NodeDrainRequested,
     NodeFenced,
     NodeJoined,
     NodeSilent,
@@ -39,11 +48,17 @@ from groundplane.control.events import (
 from groundplane.control.state import Accounts
 from groundplane.sim.books import Books, Expected, Place
 from groundplane.sim.engine import SimEngine
+from groundplane.sim.held_parts import Holders, is_twice, units_of
 from groundplane.sim.promises import Promises
 from groundplane.sim.promises import ViolationError as ViolationError  # noqa: PLC0414
 
 NO_FAULT = (PREEMPTED, RESIZED, "window ")
 """How reasons of stops begin that are no fault of the job."""
+NO_FAULT_ENDS = (" is drained", " is slow")
+"""How others of them end."""
+
+
+_ACCOUNTS = ("idle_ns", "busy_ns", "wasted_ns", "maintenance_ns", "open_ns")
 
 
 @dataclass
@@ -58,11 +73,13 @@ class _Node:
     is_fenced: bool = False
     is_cordoned: bool = False
     free_memory_bytes: int = 0
-    holders: list[str] = field(default_factory=list)
+    kind: str = ""
+    why_closed: str = ""
+    holders: list[Holders] = field(default_factory=list)
 
     @property
     def is_open(self) -> bool:
-        return not (self.is_silent or self.is_fenced or self.is_cordoned)
+        return not (self.is_silent or self.is_fenced or self.is_cordoned or self.why_closed)
 
 
 @dataclass
@@ -86,6 +103,12 @@ class _Work:
     is_stopping: bool = False
     is_no_fault: bool = False
 
+    @property
+    def units(self) -> int:
+        """Of each of its devices."""
+        part = self.action.placement[0].part
+        return UNITS_PER_DEVICE if part is None else part.units
+
 
 class Checker:
     """Watches one control plane; raises `ViolationError` at the first thing that is wrong."""
@@ -102,6 +125,8 @@ class Checker:
         self._windows: dict[str, WindowSet] = {}
         self._closed_for: dict[str, list[str]] = {}
         self._queue_of: dict[str, str] = {}
+        self._kinds: dict[str, KindDescribed] = {}
+        self._started_on: list[str] = []
         self._books = Books()
         self._promises = Promises()
         self._ends: dict[str, JobEnded] = {}
@@ -118,6 +143,7 @@ class Checker:
             ViolationError: something is wrong.
         """
         self._ends = {action.job_id: action for action in actions if isinstance(action, JobEnded)}
+        self._started_on.clear()
         self._books.pass_time(now_ns, self._unleased())
         self._note_event(now_ns, event)
         self._books.note_event(event)
@@ -129,16 +155,17 @@ class Checker:
                 self._note_end(action)
             elif isinstance(action, StopWork):
                 self._works[action.work_id].is_stopping = True
-                self._works[action.work_id].is_no_fault = action.reason.startswith(NO_FAULT)
+                self._works[action.work_id].is_no_fault = action.reason.startswith(
+                    NO_FAULT
+                ) or action.reason.endswith(NO_FAULT_ENDS)
         self._compare(now_ns, core)
         self._promises.check(event, actions, core)
 
-    def _unleased(self) -> list[tuple[Place, bool]]:
+    def _unleased(self) -> list[tuple[Place, int, bool]]:
         return [
-            ((node_id, index), node.is_open)
+            ((node_id, index), UNITS_PER_DEVICE - sum(units_of(holders).values()), node.is_open)
             for node_id, node in self._nodes.items()
-            for index, holder in enumerate(node.holders)
-            if not holder
+            for index, holders in enumerate(node.holders)
         ]
 
     def conflict(self, message: str) -> None:
@@ -177,9 +204,11 @@ class Checker:
             case NodeBack(node_id):
                 if node_id in self._nodes:
                     self._nodes[node_id].is_silent = False
-            case NodeCordoned(node_id) | NodeUncordoned(node_id):
+            case NodeCordoned(node_id) | NodeUncordoned(node_id) | NodeDrainRequested(node_id):
                 if node_id in self._nodes:
-                    self._nodes[node_id].is_cordoned = isinstance(event, NodeCordoned)
+                    self._nodes[node_id].is_cordoned = not isinstance(event, NodeUncordoned)
+            case KindDescribed():
+                self._kinds[event.device_kind] = event
             case WindowSet() | WindowRemoved() | TimerFired():
                 self._note_window(now_ns, event)
             case PolicySet():
@@ -209,7 +238,8 @@ class Checker:
             num = event.num_devices
             self._nodes[event.node_id] = _Node(
                 event.boot, num, event.memory_bytes, now_ns,
-                free_memory_bytes=event.memory_bytes, holders=[""] * num,
+                free_memory_bytes=event.memory_bytes, kind=event.device_kind,
+                holders=[{} for _ in range(num)],
             )  # fmt: skip
             self._books.devices |= {(event.node_id, index): Expected() for index in range(num)}
         elif event.boot > node.boot:
@@ -241,10 +271,10 @@ class Checker:
         self._forget(now_ns, work)
 
     def _give_back(self, work: _Work, places: list[Place], *, is_failure: bool) -> None:
-        self._books.give_back(work.action.work_id, places, is_failure=is_failure)
+        self._books.give_back(work.action.work_id, places, work.units, is_failure=is_failure)
         for node_id, index in places:
             node = self._nodes[node_id]
-            node.holders[index] = ""
+            del node.holders[index][work.action.work_id]
             work.places.remove((node_id, index))
         # A rank is on one node, so the devices that come back there are those of whole ranks.
         for node_id in dict.fromkeys(node_id for node_id, _ in places):
@@ -277,7 +307,8 @@ class Checker:
         work = _Work(action, gang, [])
         for rank in action.placement:
             node = self._nodes[rank.node_id]
-            if not node.is_open:
+            self._started_on.append(rank.node_id)
+            if not node.is_open and not node.why_closed:
                 raise ViolationError(f"{action.work_id} is placed on closed node {rank.node_id}")
             if len(set(rank.devices)) != gang.devices_per_rank:
                 raise ViolationError(f"a rank of {action.work_id} gets devices {rank.devices}")
@@ -285,11 +316,14 @@ class Checker:
             if node.free_memory_bytes < 0:
                 raise ViolationError(f"memory of {rank.node_id} is given away twice, to {action.work_id}")
             for index in rank.devices:
-                if node.holders[index]:
+                node.holders[index][action.work_id] = rank.part
+                if (rank.part is None) != (gang.part is None) or is_twice(
+                    self._kinds.get(node.kind), node.holders[index]
+                ):
                     raise ViolationError(
-                        f"{rank.node_id}/{index} goes to {action.work_id}, but {node.holders[index]} may live"
+                        f"{rank.node_id}/{index} goes to {action.work_id}, but these may live: "
+                        f"{node.holders[index]}"
                     )
-                node.holders[index] = action.work_id
                 work.places.append((rank.node_id, index))
         self._works[action.work_id] = work
         self._check_limits(action)
@@ -342,12 +376,15 @@ class Checker:
         name = self._queue_of.get(action.owner_id, "")
         while name in self._rules:
             held = sum(
-                work.gang.num_ranks * work.gang.devices_per_rank
+                work.gang.num_ranks * work.gang.devices_per_rank * work.units
                 for work in self._works.values()
                 if self._is_below(self._queue_of.get(work.action.owner_id, ""), name)
             )
-            if 0 <= self._rules[name].limit_devices < held:
-                raise ViolationError(f"{action.work_id} takes queue {name} to {held} devices, over its limit")
+            if 0 <= self._rules[name].limit_devices * UNITS_PER_DEVICE < held:
+                held_devices = held / UNITS_PER_DEVICE
+                raise ViolationError(
+                    f"{action.work_id} takes queue {name} to {held_devices:g} devices, over its limit"
+                )
             name = self._rules[name].parent
 
     def _is_below(self, queue: str, above: str) -> bool:
@@ -398,20 +435,27 @@ class Checker:
                 raise ViolationError(
                     f"{node_id} has {mine.free_memory_bytes} free bytes, not {node.free_memory_bytes}"
                 )
-            holder_of = {index: work_id for work_id, held in node.leases.items() for index in held}
-            occupants = self._engine.nodes[node_id].occupants
+            theirs: dict[int, Holders] = {
+                index: {work_id: None} for work_id, held in node.leases.items() for index in held
+            }
+            theirs |= {shared.device: dict(shared.parts) for shared in node.shared}
+            truth = self._engine.nodes[node_id]
             sums = Expected()
-            for index, holder in enumerate(mine.holders):
-                if holder_of.get(index, "") != holder or (index in node.free) == bool(holder):
+            for index, holders in enumerate(mine.holders):
+                if theirs.get(index, {}) != holders or (index in node.free) == bool(holders):
                     raise ViolationError(
-                        f"{node_id}/{index} is held by {holder!r}, the core says "
-                        f"{holder_of.get(index, '')!r}, free are {node.free}"
+                        f"{node_id}/{index} is held by {holders}, the core says "
+                        f"{theirs.get(index)}, free are {node.free}"
                     )
-                if occupants[index] and occupants[index] != holder:
-                    raise ViolationError(f"{occupants[index]} runs on {node_id}/{index} without a lease")
-                sums.add(self._books.expected((node_id, index), holder))
+                for occupant in (truth.occupants[index], *truth.sharers.get(index, ())):
+                    if occupant and occupant not in holders:
+                        raise ViolationError(f"{occupant} runs on {node_id}/{index} without a lease")
+                sums.add(self._books.expected((node_id, index), units_of(holders)))
             self._compare_accounts(node_id, core.ledger.read_node(node, now_ns), sums)
-            alive_ns = (now_ns - mine.joined_ns) * mine.num_devices
+            mine.why_closed = node.closed_for
+            if node.closed_for and node_id in self._started_on:
+                raise ViolationError(f"a work starts on {node_id}, which is closed: {node.closed_for}")
+            alive_ns = (now_ns - mine.joined_ns) * mine.num_devices * UNITS_PER_DEVICE
             if sums.total_ns() != alive_ns:
                 raise ViolationError(f"{node_id}: {sums.total_ns()} of {alive_ns} ns are accounted for")
 
@@ -423,5 +467,10 @@ class Checker:
             maintenance_ns=books.maintenance_ns,
             open_ns=books.free_ns + books.fragmentation_ns,
         )
-        if found != expected or min(books.free_ns, books.fragmentation_ns) < 0:
-            raise ViolationError(f"{node_id}: the ledger says {found}, but it was {expected}")
+        pairs = [(getattr(found, name), getattr(expected, name)) for name in _ACCOUNTS]
+        # The ledger tells of parts in whole device-nanoseconds, and rounds free and fragmented time apart.
+        rounding = 2 * UNITS_PER_DEVICE if any(theirs % UNITS_PER_DEVICE for _, theirs in pairs) else 0
+        is_close = all(abs(mine * UNITS_PER_DEVICE - theirs) <= rounding for mine, theirs in pairs)
+        is_whole = found.total_ns() * UNITS_PER_DEVICE == expected.total_ns()
+        if not (is_close and is_whole) or min(books.free_ns, books.fragmentation_ns) < 0:
+            raise ViolationError(f"{node_id}: the ledger says {found}, but it was {expected} in units")

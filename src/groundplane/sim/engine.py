@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from groundplane.control.actions import DrainWork, RankPlacement, StartWork, StopWork
+from groundplane.control.actions import DrainWork, PlacedPart, RankPlacement, StartWork, StopWork
 from groundplane.control.events import (
+    UNITS_PER_DEVICE,
     AnyEvent,
     CheckpointCommitted,
     WorkDrained,
@@ -49,10 +50,14 @@ class Script:
 
 @dataclass
 class SimNode:
-    """One node as it really is. `occupants[i]` is the work whose process holds device i, "" for none."""
+    """One node as it really is. `occupants[i]` is the work whose process holds device i, "" for none.
+
+    `sharers` are the works whose processes hold parts of a device, by its index.
+    """
 
     node_id: str
     occupants: list[str]
+    sharers: dict[int, dict[str, PlacedPart]] = field(default_factory=dict)
     boot: int = 1
     is_powered: bool = True
     is_reachable: bool = True
@@ -124,10 +129,7 @@ class SimEngine:
             return
         for rank in action.placement:
             for index in rank.devices:
-                occupant = self.nodes[rank.node_id].occupants[index]
-                if occupant:
-                    self._conflict(f"{action.work_id} starts on {rank.node_id}/{index}, held by {occupant}")
-                self.nodes[rank.node_id].occupants[index] = action.work_id
+                self._occupy(action.work_id, rank, index)
         self._then(work, work.script.start_ns, self._started, "starting")
 
     def stop(self, action: StopWork) -> None:
@@ -178,10 +180,12 @@ class SimEngine:
     def power_off(self, node_id: str) -> list[SimWork]:
         """The node dies with all that runs on it. Whether that can be proven is another matter."""
         node = self.nodes[node_id]
-        hit = [self.works[work_id] for work_id in dict.fromkeys(node.occupants) if work_id]
+        sharers = (work_id for parts in node.sharers.values() for work_id in parts)
+        hit = [self.works[work_id] for work_id in dict.fromkeys([*node.occupants, *sharers]) if work_id]
         node.is_powered = False
         node.is_proven_dead = False
         node.occupants = [""] * len(node.occupants)
+        node.sharers.clear()
         for work in hit:
             work.lost_nodes.append(node_id)
             if all(other in work.lost_nodes for other in work.boots):
@@ -204,6 +208,22 @@ class SimEngine:
         self._settle_lost(node_id)
 
     # Within ----------------------------------------------------------------------------------------------
+
+    def _occupy(self, work_id: str, rank: RankPlacement, index: int) -> None:
+        """A process takes a device, or its part of one; two at the same place are a conflict."""
+        node = self.nodes[rank.node_id]
+        sharers = node.sharers.setdefault(index, {})
+        held_by = node.occupants[index]
+        if rank.part is None:
+            held_by = held_by or ", ".join(sharers)
+            node.occupants[index] = work_id
+        else:
+            same = [other for other, part in sharers.items() if part.start == rank.part.start >= 0]
+            is_full = rank.part.units + sum(part.units for part in sharers.values()) > UNITS_PER_DEVICE
+            held_by = held_by or ", ".join(same or (sharers if is_full else ()))
+            sharers[work_id] = rank.part
+        if held_by:
+            self._conflict(f"{work_id} starts on {rank.node_id}/{index}, held by {held_by}")
 
     def _started(self, work: SimWork) -> None:
         if work.lost_nodes:
@@ -265,6 +285,7 @@ class SimEngine:
             for index in rank.devices:
                 if node.occupants[index] == work.action.work_id:
                     node.occupants[index] = ""
+                node.sharers.get(index, {}).pop(work.action.work_id, None)
 
     def _finish(self, work: SimWork, outcome: Outcome) -> None:
         work.phase = "gone"

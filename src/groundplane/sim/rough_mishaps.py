@@ -11,11 +11,14 @@ from groundplane.control.events import (
     AnyEvent,
     NodeBack,
     NodeCordoned,
+    NodeDrainRequested,
     NodeFenced,
     NodeJoined,
     NodeSilent,
     NodeUncordoned,
     TimerFired,
+    WorkSlowed,
+    WorkStalled,
 )
 from groundplane.sim.agenda import Agenda
 from groundplane.sim.dice import Dice
@@ -62,6 +65,9 @@ class Mishaps:
             ("partition", self._partition),
             ("dies unseen", self._dies_unseen),
             ("timer misfires", self._timer_misfires),
+            ("drain", self._drain),
+            ("work hangs", self._work_hangs),
+            ("straggler", self._straggler),
         ]
 
     def happen(self, item: str, name: str) -> None:
@@ -209,6 +215,32 @@ class Mishaps:
         self.tell(NodeCordoned(node_id), self.agenda.now_ns)
         self.tell(NodeUncordoned(node_id), self.agenda.now_ns + throw.randrange(1, 20 * S))
         return False
+
+    def _drain(self, throw: random.Random) -> bool:
+        node_id = throw.choice(list(self.offers))
+        wait_ns = throw.choice([-1, 0, throw.randrange(1, 20 * S)])
+        self.tell(NodeDrainRequested(node_id, wait_ns), self.agenda.now_ns)
+        self.tell(NodeUncordoned(node_id), self.agenda.now_ns + throw.randrange(1, 30 * S))
+        return False
+
+    def _work_hangs(self, throw: random.Random) -> bool:
+        """Somebody says that a work hangs, whether it does or not."""
+        running = self._running()
+        if running:
+            action = self.engine.works[throw.choice(running)].action
+            fence = action.fence - throw.choice([0, 0, 0, 1])
+            self.network.deliver(WorkStalled(action.work_id, fence, "nothing"), f"hang/{action.work_id}")
+        return bool(running)
+
+    def _straggler(self, throw: random.Random) -> bool:
+        """Somebody says that one node of a gang is slow; it may be a node that is none of the gang's."""
+        running = self._running()
+        if running:
+            action = self.engine.works[throw.choice(running)].action
+            node_id = throw.choice([action.placement[0].node_id, *self.offers])
+            slowed = WorkSlowed(action.work_id, action.fence, node_id)
+            self.network.deliver(slowed, f"slow/{action.work_id}")
+        return bool(running)
 
     def _snapshot(self, throw: random.Random) -> bool:  # noqa: ARG002
         if self.driver.is_up:

@@ -12,16 +12,22 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
+from msgspec import structs
+
 from groundplane.control.actions import AnyAction, StartWork
 from groundplane.control.core import ControlCore
 from groundplane.control.events import (
     AnyEvent,
+    DevicePart,
     Gang,
+    HealthSet,
     JobCancelRequested,
     JobSubmitted,
+    KindDescribed,
     NodeBack,
     NodeJoined,
     NodeUncordoned,
+    PartProfile,
     PolicySet,
     PreemptionRules,
     QueueRule,
@@ -29,6 +35,7 @@ from groundplane.control.events import (
     ServiceDeployed,
     ServiceRemoved,
     ServiceScaled,
+    SpareRule,
     WindowRemoved,
     WindowSet,
 )
@@ -47,6 +54,23 @@ FAULTS_END_NS: Final = 60 * S
 """Misfortunes happen before this time; then the world heals."""
 HEALED_END_NS: Final = 3600 * S
 """By this time all must be over."""
+KINDS: Final = (
+    KindDescribed("", 0),
+    KindDescribed("", 10),
+    KindDescribed(
+        "",
+        8,
+        (
+            PartProfile("1g", 1000, 1, 1, (0, 1, 2, 3, 4, 5, 6)),
+            PartProfile("1g+me", 1000, 1, 1, (0, 1, 2, 3, 4, 5, 6), 1),
+            PartProfile("2g", 2000, 2, 2, (0, 2, 4)),
+            PartProfile("3g", 3000, 4, 4, (0, 4)),
+            PartProfile("4g", 4000, 4, 4, (0,)),
+            PartProfile("7g", 7000, 8, 8, (0,)),
+        ),
+    ),
+)
+"""Kinds of devices that can be shared: by time, by time and memory, and cut into instances."""
 MAX_DEEDS: Final = 20_000
 """A world that does more than this is going round in circles."""
 
@@ -86,6 +110,7 @@ class RoughWorld:
         self.is_healed = False
         self._offers: dict[str, NodeJoined] = {}
         self._services: list[str] = []
+        self._shared_kinds: dict[str, KindDescribed] = {}
         self._largest_gang = 0
         # How rough this world is: some seeds are all about one kind of misfortune.
         pick = self.random
@@ -131,6 +156,7 @@ class RoughWorld:
         self._plan_services()
         self._plan_policies()
         self._plan_windows()
+        self._plan_health()
         self._plan_misfortunes()
         self.agenda.at(FAULTS_END_NS, self._heal, LAST)
         while self.agenda.step():
@@ -149,6 +175,12 @@ class RoughWorld:
             self._offers[node_id] = offer
             self.engine.add_node(node_id, num_devices)
             self._tell(offer, pick.choice([0, 0, pick.randrange(5 * S)]))
+        if pick.random() < 0.4:
+            self._shared_kinds = {f"kind{number}": pick.choice(KINDS) for number in range(num_kinds)}
+            for kind, described in self._shared_kinds.items():
+                self._tell(
+                    structs.replace(described, device_kind=kind), pick.choice([0, pick.randrange(9 * S)])
+                )
 
     def _plan_jobs(self) -> None:
         pick = self.random
@@ -172,6 +204,7 @@ class RoughWorld:
                 group=pick.choice(["", "", "", "", "g"]),
                 group_limit=pick.randint(0, 3),
                 deadline_ns=pick.choice([0, 0, 0, 0, 0, 0, pick.randrange(1, 60 * S)]),
+                stops_at_checkpoint=pick.random() < 0.5,
             )
             at_ns = pick.randrange(busy_ns)
             self._tell(job, at_ns)
@@ -197,6 +230,7 @@ class RoughWorld:
                     restart=RestartPolicy(pick.choice([1, 3, 10]), 1 * S, 4 * S),
                     drain_ns=pick.choice([0, 2 * S]),
                     generation=generation,
+                    unready_limit_ns=pick.choice([0, 1 * S, 5 * S]),
                 )
                 at_ns = (generation - 1) * 20 * S + pick.randrange(20 * S)
                 self._tell(deployed, at_ns)
@@ -220,6 +254,22 @@ class RoughWorld:
             preemption = pick.choice([None, self._preemption()])
             policy = PolicySet(tuple(rules), pick.choice([0, 5 * S]), preemption=preemption)
             self._tell(policy, pick.choice([0, pick.randrange(30 * S)]))
+
+    def _plan_health(self) -> None:
+        """Some worlds put nodes into quarantine and keep spares; what they close is opened in the end."""
+        pick = self.random
+        for _ in range(pick.choice([0, 0, 1, 2])):
+            rules = HealthSet(
+                max_failures=pick.choice([0, 1, 2, 3]),
+                min_owners=pick.choice([1, 2]),
+                window_ns=pick.choice([5 * S, 60 * S]),
+                quarantine_ns=pick.choice([0, 5 * S]),
+                most_per_mille=pick.choice([100, 500, 1000]),
+                replaces_stragglers=pick.random() < 0.7,
+                straggler_wait_ns=pick.choice([0, 3 * S]),
+                spares=tuple(SpareRule(f"kind{number}", pick.randint(0, 2)) for number in range(2)),
+            )
+            self._tell(rules, pick.choice([0, pick.randrange(50 * S)]))
 
     def _plan_windows(self) -> None:
         """Some worlds have maintenance windows or reservations; some of those are taken back."""
@@ -251,7 +301,20 @@ class RoughWorld:
         per_rank = pick.choice([size for size in (1, 1, 2, 4) if size <= max(sizes)])
         ranks = pick.randint(1, sum(size // per_rank for size in sizes))
         self._largest_gang = max(self._largest_gang, ranks * per_rank)
+        if kind in self._shared_kinds and pick.random() < 0.6:
+            return self._part(kind)
         return Gang(ranks, per_rank, 16 * per_rank if pick.random() < 0.8 else 1)
+
+    def _part(self, kind: str) -> Gang:
+        """A part of a device of this kind: an instance where it can be cut, or a fraction."""
+        pick = self.random
+        described = self._shared_kinds[kind]
+        profile = pick.choice([None, *described.profiles, *described.profiles])
+        if profile is None:
+            part = DevicePart(pick.choice([7, 1750, 2331, 4900, 7000]), pick.choice([0, 1, 4, 8]))
+        else:
+            part = DevicePart(profile.units, 0, profile.name)
+        return Gang(1, 1, pick.choice([0, 1, 4]), pick.choice([(kind,), ()]), part)
 
     def _larger_ranks(self, gang: Gang) -> tuple[int, ...]:
         """Now and then a job can run with more ranks than it needs."""
@@ -333,6 +396,7 @@ class RoughWorld:
         for node_id in self._offers:
             self.mishaps.node_boots(node_id)
             self.mishaps.node_back(node_id)
+        self._plan(HealthSet(max_failures=0, replaces_stragglers=False), self.agenda.now_ns)
         self._keep_asking()
         for service_id in self._services:
             self._plan(ServiceRemoved(service_id), self.agenda.now_ns + 30 * S)
@@ -343,7 +407,7 @@ class RoughWorld:
         for node in list(core.state.nodes.values()):
             if node.state == "silent":
                 self._take(NodeBack(node.node_id))
-            if node.is_cordoned:
+            if node.is_cordoned or node.closed_for == "quarantine":
                 self._take(NodeUncordoned(node.node_id))
         if core.state.works or self.checker.open_jobs:
             self.driver.ask_engine()
