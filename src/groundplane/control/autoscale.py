@@ -2,19 +2,28 @@
 
 A decision looks at the requests in the pool (waiting or running) and at what was decided before. It goes up
 once more have been wanted for `up_patience_ns` without a break, and down once fewer have been wanted for
-`down_patience_ns`, and then only to the most that was wanted in that time: a short lull sheds nothing, a burst
-does not swing the pool. Pure; the simulator compiles this very function, so it calls nothing.
+`down_patience_ns`, and then only to the most that was wanted in that time: a short lull sheds nothing, and a
+burst does not swing the pool. Pure; the simulator compiles this very function, so it calls nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
-from typing import Final
+from typing import Any, Final, Protocol
 
 UP_SINCE: Final = 0
 DOWN_SINCE: Final = 1
 DOWN_MOST: Final = 2
 NOT_SINCE: Final = -1
+
+
+class Memory(Protocol):
+    """Three whole numbers: a list, or part of an array."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """One of them."""
+
+    def __setitem__(self, index: int, value: int, /) -> None:
+        """Changes one of them."""
 
 
 def new_memory() -> list[int]:
@@ -23,7 +32,7 @@ def new_memory() -> list[int]:
 
 
 def replicas_wanted(
-    memory: MutableSequence[int],
+    memory: Memory,
     now_ns: int,
     num_requests: int,
     num_replicas: int,

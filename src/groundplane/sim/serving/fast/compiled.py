@@ -7,8 +7,9 @@ it uses; so all is thrown away when any of the files that are compiled has chang
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 from numba import njit
 
@@ -16,9 +17,19 @@ from groundplane.control import autoscale, routing
 
 _STAMP: Final = "compiled.digest"
 
-compiled = njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-called_from_python = njit(cache=True, error_model="numpy")
-"""Compiles a function when it is first called. Integers divide as in Python; indices are not checked."""
+_F = TypeVar("_F", bound=Callable[..., object])
+_INNER: Final = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""What only compiled functions call needs no way in from Python; numba's type stubs do not know of it."""
+
+
+def compiled(function: _F) -> _F:
+    """Compiles a function that compiled ones call. Integers divide as in Python; indices are not checked."""
+    return cast(_F, cast(Any, njit)(cache=True, error_model="numpy", **_INNER)(function))
+
+
+def called_from_python(function: _F) -> _F:
+    """Compiles a function that Python calls."""
+    return cast(_F, njit(cache=True, error_model="numpy")(function))
 
 
 def discard_stale() -> None:
