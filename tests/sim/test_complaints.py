@@ -166,7 +166,7 @@ def test_kueue_14811_and_13413_what_has_no_process_holds_no_quota() -> None:
 
 
 def test_kueue_14609_usage_is_never_under_counted() -> None:
-    """Nodes are lost, the control plane fails over, the policy changes: never is more admitted than allowed."""
+    """Nodes are lost, the control plane fails over, the policy changes: no more is admitted than may be."""
     stage = Stage(num_nodes=4)
     rules = policy_event(PolicySpec((QueueSpec("a", limit_devices=16), QueueSpec("b"))))
     stage.tell(rules)
