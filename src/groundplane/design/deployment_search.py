@@ -27,7 +27,12 @@ from groundplane.spec.slo import Slo
 MAX_SIMULATIONS: Final = 80
 MAX_CANDIDATES: Final = 24
 MAX_STEPS: Final = 7
-"""Simulations in all, candidates that are simulated, and simulations of one candidate."""
+FOR_KNOBS: Final = 25
+"""Simulations in all, candidates that are simulated, steps with one candidate, and simulations that are kept
+for the winner's knobs."""
+
+_NEAR: Final = 0.8
+"""Share of another candidate's need over its lower bound at which the next one begins."""
 
 _CHUNK: Final = 8192
 _CHUNKS: Final = (2048, 4096, 8192, 16384)
@@ -89,6 +94,7 @@ class Search:
     trials: list[Trial] = field(default_factory=list)
     left: int = MAX_SIMULATIONS
     _seen: dict[DeploymentSpec, Trial] = field(default_factory=dict)
+    _burst: float = 1.0
 
     @property
     def best(self) -> Trial | None:
@@ -104,7 +110,7 @@ class Search:
         """The best deployment of all candidates, None where there are none."""
         for candidate in candidates[:MAX_CANDIDATES]:
             best = self.best
-            if self.over:
+            if self.left <= FOR_KNOBS:
                 break
             if best is not None and best.meets and not self._promises(candidate, best):
                 continue
@@ -124,44 +130,63 @@ class Search:
     # ------------------------------------------------------------------------------------------------
 
     def _grow(self, candidate: Candidate) -> None:
-        """More replicas until the SLO holds, then fewer as long as it does."""
-        counts = list(candidate.counts)
-        failed: list[int] | None = None
-        found: Trial | None = None
+        """More replicas until the SLO holds or the candidate is too dear, then fewer as long as it does."""
+        most = self._affordable(candidate)
+        counts = self._first(candidate, most)
+        failed = [count - 1 for count in candidate.counts]
         chunk = _CHUNK
         for _ in range(MAX_STEPS):
+            if sum(self._chips(candidate, counts)) > most:
+                return
             trial = self._try(self._spec(candidate, tuple(counts), chunk))
             if trial is None:
-                break
+                return
             if chunk == _CHUNK and not trial.meets and self._stalls(trial):
                 smaller = self._try(self._spec(candidate, tuple(counts), _CHUNKS[0]))
                 if smaller is not None and smaller.excess < trial.excess:
                     trial, chunk = smaller, _CHUNKS[0]
             if trial.meets:
-                found = trial
-                break
-            failed = list(counts)
-            counts = self._more(trial, candidate, counts)
-            best = self.best
-            least = sum(
-                count * one.choice.layout.num_chips
-                for count, one in zip(counts, candidate.engines, strict=True)
-            )
-            price = candidate.usd_per_hour / candidate.chips
-            if best is not None and best.meets and least * price > best.usd_per_hour * (1.0 + 1e-9):
-                break
-        if found is not None and failed is not None:
-            self._shrink(candidate, failed, counts, chunk)
+                self._shrink(candidate, failed, counts, chunk)
+                return
+            before, counts = counts, self._more(trial, candidate, counts)
+            # What was not grown was not known to be too few.
+            failed = [had if has > had else low for low, had, has in zip(failed, before, counts, strict=True)]
+            if sum(self._chips(candidate, counts)) > most and not candidate.disaggregated:
+                # The last step goes as far as the money does, no further.
+                top = most // candidate.engines[0].choice.layout.num_chips
+                counts = [top] if top > failed[0] else counts
+
+    def _affordable(self, candidate: Candidate) -> int:
+        """Chips that the cluster has and that cost no more than the best found."""
+        chips = self.clusters[candidate.engines[0].choice.cluster][1].num_chips
+        best = self.best
+        if best is None or not best.meets:
+            return chips
+        price = candidate.usd_per_hour / candidate.chips
+        simpler = not candidate.disaggregated and len(best.spec.pools) > 1
+        limit = best.usd_per_hour * (1.0 + (1e-9 if simpler else -1e-9))
+        return min(chips, int(limit / price)) if price else chips
+
+    def _first(self, candidate: Candidate, most: int) -> list[int]:
+        """Where to begin: at the least, or, when it is known how far bursts go above the mean, near there."""
+        best = self.best
+        if best is None or not best.meets:
+            return list(candidate.counts)
+        if not candidate.disaggregated:
+            # The dearest that would still win: when that fails, one simulation was enough.
+            return [max(most // candidate.engines[0].choice.layout.num_chips, candidate.counts[0])]
+        guessed = [max(count, math.ceil(count * self._burst * _NEAR)) for count in candidate.counts]
+        return guessed if sum(self._chips(candidate, guessed)) <= most else list(candidate.counts)
 
     @staticmethod
-    def _stalls(trial: Trial) -> bool:
-        """Whether tokens come too slowly where prompts and decoding share an engine."""
-        late = {bound.name.partition("_")[0] for bound in trial.latency.bounds if not bound.met}
-        return len(trial.spec.pools) == 1 and bool(late & {"tpot", "itl"})
+    def _chips(candidate: Candidate, counts: list[int]) -> list[int]:
+        return [
+            count * one.choice.layout.num_chips for count, one in zip(counts, candidate.engines, strict=True)
+        ]
 
     def _more(self, trial: Trial, candidate: Candidate, counts: list[int]) -> list[int]:
-        """Where it was too slow: prefill for first tokens, decoding for the others; by how far it was off."""
-        step = 1.0 + min(max(trial.excess - 1.0, 0.0), 1.0) / 2.0
+        """More where it was too slow, by how far: prefill for first tokens, decoding for the others."""
+        step = 1.0 + min(max(trial.excess - 1.0, 0.0), 1.0)
 
         def grown(count: int) -> int:
             return max(count + 1, round(count * step))
@@ -177,7 +202,7 @@ class Search:
     def _shrink(self, candidate: Candidate, failed: list[int], met: list[int], chunk: int) -> None:
         """Halves the way between counts that failed and that met the SLO, one engine after the other."""
         for place in range(len(met)):
-            low, high = failed[place], met[place]
+            low, high = min(failed[place], met[place] - 1), met[place]
             for _ in range(MAX_STEPS):
                 if high - low <= 1:
                     break
@@ -191,6 +216,14 @@ class Search:
                     met = middle
                 else:
                     low = middle[place]
+        ratios = [count / least for count, least in zip(met, candidate.counts, strict=True)]
+        self._burst = max(ratios)
+
+    @staticmethod
+    def _stalls(trial: Trial) -> bool:
+        """Whether tokens come too slowly where prompts and decoding share an engine."""
+        late = {bound.name.partition("_")[0] for bound in trial.latency.bounds if not bound.met}
+        return len(trial.spec.pools) == 1 and bool(late & {"tpot", "itl"})
 
     def _spec(self, candidate: Candidate, counts: tuple[int, ...], chunk: int) -> DeploymentSpec:
         names = ("prefill", "decode") if candidate.disaggregated else ("serve",)
