@@ -28,11 +28,9 @@ class Calendar:
         self._of_node.clear()
         self.pools = {window_id: Pools() for window_id in self._state.windows}
         for window_id, window in self._state.windows.items():
-            for node_id in window.node_ids:
-                self._of_node[node_id] = window_id
-                node = self._state.nodes.get(node_id)
-                if node is not None:
-                    self.pools[window_id].update(node)
+            self._of_node |= dict.fromkeys(window.node_ids, window_id)
+        for node in self._state.nodes.values():  # in the order of joining, also after a restart
+            self.node_changed(node)
 
     def node_changed(self, node: Node) -> None:
         """The node is new or changed."""

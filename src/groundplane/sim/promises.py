@@ -2,6 +2,7 @@
 
 - A job that was cancelled, or one attempt of which had succeeded after all, starts no more.
 - A replica that answers requests drains before it is stopped, unless it hangs or its node is lost.
+- What is left of a gang that lost a node is stopped.
 - A service never has more replicas that stay than are wanted.
 - Among jobs of one queue that ask for the same and run as long, the higher priority starts first.
 - What may not have been carried out before a crash is carried out after it: every start not seen to run,
@@ -84,6 +85,7 @@ class Promises:
                 case JobEnded(job_id, outcome):
                     self._ended[job_id] = outcome
         self._forget_gone(core)
+        self._check_lost(core)
         self._check_services()
         self._check_pending(core)
 
@@ -168,6 +170,12 @@ class Promises:
         return run if run is not None and run.action.fence == fence else None
 
     # Promises --------------------------------------------------------------------------------------------
+
+    def _check_lost(self, core: ControlCore) -> None:
+        """Of a gang that lost a node the rest is asked to stop: it cannot go on, and must be proven gone."""
+        for work_id, run in self._runs.items():
+            if core.state.works[work_id].lost_nodes and not run.is_stopping:
+                raise ViolationError(f"{work_id} lost a node, and its rest is not stopped")
 
     def _check_services(self) -> None:
         staying: dict[str, int] = {}
