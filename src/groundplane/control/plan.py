@@ -5,13 +5,14 @@ come last, in the order of their fences, and make the start unknown. Replicas ar
 they are draining or stopping. The ranks of the head take the room that comes free first, and the last of
 these moments is the start. No plan means that the head would not fit if every job were over.
 
-For each shape of rank that was asked about, a timetable keeps the moments at which each node has room for
-one, two, ... ranks of it. Only nodes that changed since the last question are looked at again, so that a plan
-costs as much as the gang has ranks, not as the cluster has works. Derived state.
+For each number of devices a rank that was asked about, a timetable keeps the moments at which each node has
+room for one, two, ... such ranks. Only nodes that changed since the last question are looked at again, so
+that a plan costs as much as the gang has ranks, not as the cluster has works. Derived state.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -28,7 +29,7 @@ NEVER_NS = 1 << 63
 """Beyond any end."""
 LEAVING = ("draining", "stopping")
 MAX_TIMETABLES = 16
-"""How many shapes of rank have a timetable at once, over all device kinds; the one made first goes first."""
+"""How many timetables there are at once, over all device kinds; the one made first goes first."""
 
 Moment = tuple[int, int]
 """When a node has room for one more rank, and the node's position in its pool."""
@@ -46,13 +47,13 @@ class Planner:
         self._state = state
         self._pools = pools
         self._sharing = sharing
-        self._timetables: dict[tuple[str, int, int], Timetable] = {}
+        self._timetables: dict[tuple[str, int], Timetable] = {}
         self._ends: dict[str, list[End]] = {}
 
     def node_changed(self, node: Node) -> None:
         """The node has opened or closed, or a work here came, went, or is expected to end at another time."""
         self._ends.pop(node.node_id, None)
-        for (device_kind, _, _), timetable in self._timetables.items():
+        for (device_kind, _), timetable in self._timetables.items():
             if device_kind == node.device_kind:
                 timetable.changed[node.node_id] = None
 
@@ -80,12 +81,13 @@ class Planner:
         return expected_end_ns(self._state, self._state.works[work_id])
 
     def _timetable(self, pool: Pool, gang: Gang) -> Timetable:
-        key = (pool.device_kind, gang.devices_per_rank, gang.memory_bytes_per_rank)
+        key = (pool.device_kind, gang.devices_per_rank)
         timetable = self._timetables.get(key)
         if timetable is None:
             if len(self._timetables) >= MAX_TIMETABLES:
                 del self._timetables[next(iter(self._timetables))]
-            timetable = self._timetables[key] = Timetable(pool, gang, self._ends_on, self._opens_ns)
+            timetable = Timetable(pool, gang.devices_per_rank, self._ends_on, self._opens_ns)
+            self._timetables[key] = timetable
         timetable.refresh()
         return timetable
 
@@ -120,7 +122,7 @@ class Planner:
 
 
 class Timetable:
-    """The moments at which nodes of one kind have room for ranks of one shape.
+    """The moments at which nodes of one kind have room for ranks of so many devices, memory aside.
 
     Args:
         ends_on: what is given back on a node when, the first first.
@@ -130,14 +132,14 @@ class Timetable:
     def __init__(
         self,
         pool: Pool,
-        shape: Gang,
+        devices_per_rank: int,
         ends_on: Callable[[Node], list[End]],
         opens_ns: Callable[[Node], int],
     ) -> None:
         self._opens_ns = opens_ns
         self.changed: dict[str, None] = {}
         self._pool = pool
-        self._shape = shape
+        self._shape = Gang(1, devices_per_rank, 0)
         self._ends_on = ends_on
         self._moments_of: list[list[Moment]] = []
         self._order: SortedList[Moment] = SortedList()
@@ -146,12 +148,13 @@ class Timetable:
         """Looks again at the nodes that changed."""
         pool = self._pool
         if len(self._moments_of) < len(pool.nodes):
-            self._moments_of = [self._moments(position) for position in range(len(pool.nodes))]
+            shape = self._shape
+            self._moments_of = [self._moments(position, shape) for position in range(len(pool.nodes))]
             self._order = SortedList(moment for moments in self._moments_of for moment in moments)
         else:
             for node_id in self.changed:
                 position = pool.position_of(node_id)
-                before, after = self._moments_of[position], self._moments(position)
+                before, after = self._moments_of[position], self._moments(position, self._shape)
                 if before != after:
                     self._replace(before, after)
                     self._moments_of[position] = after
@@ -176,11 +179,12 @@ class Timetable:
 
     def first_room(self, gang: Gang) -> tuple[int, dict[str, Hold]] | None:
         """When every rank has room at the earliest, and what to hold on which nodes."""
-        if len(self._order) < gang.num_ranks:
+        moments = self._order if gang.memory_bytes_per_rank == 0 else self._with_memory(gang)
+        first = list(islice(moments, gang.num_ranks))
+        if len(first) < gang.num_ranks:
             return None
         ranks_at: dict[int, int] = {}
-        last_ns = 0
-        for last_ns, position in islice(self._order, gang.num_ranks):  # noqa: B007 - the last is the start
+        for _, position in first:
             ranks_at[position] = ranks_at.get(position, 0) + 1
         holds = {
             self._pool.nodes[position].node_id: Hold(
@@ -188,10 +192,33 @@ class Timetable:
             )
             for position, ranks in sorted(ranks_at.items())
         }
-        return last_ns, holds
+        return first[-1][0], holds
 
-    def _moments(self, position: int) -> list[Moment]:
-        node, shape = self._pool.nodes[position], self._shape
+    def _with_memory(self, gang: Gang) -> Iterator[Moment]:
+        """The moments for ranks that need memory too: never before those for devices alone, node by node."""
+        ready: list[tuple[Moment, int]] = []
+        moments_of: dict[int, list[Moment]] = {}
+        for bound in self._order:
+            while ready and ready[0][0] <= bound:
+                yield self._next_of(ready, moments_of)
+            position = bound[1]
+            if position not in moments_of:
+                moments = moments_of[position] = self._moments(position, gang)
+                if moments:
+                    heapq.heappush(ready, (moments[0], 0))
+        while ready:
+            yield self._next_of(ready, moments_of)
+
+    @staticmethod
+    def _next_of(ready: list[tuple[Moment, int]], moments_of: dict[int, list[Moment]]) -> Moment:
+        moment, index = heapq.heappop(ready)
+        moments = moments_of[moment[1]]
+        if index + 1 < len(moments):
+            heapq.heappush(ready, (moments[index + 1], index + 1))
+        return moment
+
+    def _moments(self, position: int, shape: Gang) -> list[Moment]:
+        node = self._pool.nodes[position]
         first_ns = self._opens_ns(node)
         if not node.is_open or first_ns < 0:
             return []

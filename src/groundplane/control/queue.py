@@ -43,11 +43,12 @@ class Entry(NamedTuple):
 
 
 class Line:
-    """Entries that ask for the same gang, in the order of service."""
+    """Entries that ask for the same gang, in the order of service; `first` is the next, if there is one."""
 
-    __slots__ = ("_by_length", "_entries")
+    __slots__ = ("_by_length", "_entries", "first")
 
     def __init__(self) -> None:
+        self.first: Entry | None = None
         self._entries: SortedList[Entry] = SortedList()
         self._by_length: SortedList[tuple[int, Entry]] = SortedList()
 
@@ -60,6 +61,8 @@ class Line:
     def add(self, entry: Entry) -> None:
         """Puts an entry in its place."""
         self._entries.add(entry)
+        if self.first is None or entry < self.first:
+            self.first = entry
         if entry.predicted_run_ns > 0:
             self._by_length.add((entry.predicted_run_ns, entry))
 
@@ -70,12 +73,10 @@ class Line:
             InvariantError: it is not there.
         """
         self._entries.remove(entry)
+        if entry == self.first:
+            self.first = self._entries.first() if self._entries else None
         if entry.predicted_run_ns > 0:
             self._by_length.remove((entry.predicted_run_ns, entry))
-
-    def first(self) -> Entry:
-        """The entry that is served next; there must be one."""
-        return self._entries.first()
 
     def first_within(self, longest_ns: int) -> Entry | None:
         """The entry that is served next of those predicted to run no longer than this.
@@ -88,11 +89,57 @@ class Line:
         return min(entry for predicted_ns, entry in shortest if predicted_ns <= longest_ns)
 
 
+class Shelf:
+    """Lines of one queue whose gangs differ in memory alone: without free devices none of them has room."""
+
+    __slots__ = ("_lengths", "lines")
+
+    def __init__(self) -> None:
+        self.lines: dict[Gang, Line] = {}
+        self._lengths: SortedList[int] = SortedList()
+
+    def add(self, gang: Gang, entry: Entry) -> Line:
+        """Puts an entry into its line; the answer is the line."""
+        line = self.lines.get(gang)
+        if line is None:
+            line = self.lines[gang] = Line()
+        line.add(entry)
+        if gang.memory_bytes_per_rank and entry.predicted_run_ns > 0:
+            self._lengths.add(entry.predicted_run_ns)
+        return line
+
+    def remove(self, gang: Gang, entry: Entry) -> None:
+        """Takes an entry out.
+
+        Raises:
+            InvariantError: it is not there.
+        """
+        line = self.lines.get(gang)
+        if line is None:
+            raise InvariantError(f"{entry.waiting_id} is not in the queue")
+        line.remove(entry)
+        if gang.memory_bytes_per_rank and entry.predicted_run_ns > 0:
+            self._lengths.remove(entry.predicted_run_ns)
+        if not line:
+            del self.lines[gang]
+
+    def has_within(self, longest_ns: int) -> bool:
+        """Whether an entry is predicted to run no longer than this."""
+        if self._lengths:
+            return self._lengths.first() <= longest_ns
+        return any(line.first_within(longest_ns) is not None for line in self.lines.values())
+
+
+Shelves = dict[str, dict[Gang, Shelf]]
+"""Shelves by queue and by the gang without its memory."""
+
+
 class Queue:
     """Entries in lines of one queue and gang each, and what a pass has to look at."""
 
     def __init__(self) -> None:
         self.lines: dict[str, dict[Gang, Line]] = {}
+        self.shelves: Shelves = {}
         self.new_entries: list[tuple[str, Entry, Gang]] = []
         self.needs_full_pass = False
         self._num_entries = 0
@@ -108,11 +155,8 @@ class Queue:
 
     def add(self, leaf: str, entry: Entry, gang: Gang) -> None:
         """A job or a replica waits in the order of the queue `leaf`."""
-        lines = self.lines.setdefault(leaf, {})
-        line = lines.get(gang)
-        if line is None:
-            line = lines[gang] = Line()
-        line.add(entry)
+        line = put(self.shelves, leaf, gang, entry)
+        self.lines.setdefault(leaf, {})[gang] = line
         self._num_entries += 1
         minus_priority = entry.minus_priority
         self._num_of_priority[minus_priority] = self._num_of_priority.get(minus_priority, 0) + 1
@@ -120,19 +164,21 @@ class Queue:
 
     def remove(self, leaf: str, entry: Entry, gang: Gang) -> None:
         """The entry waits no longer. Whoever stood behind it may have a chance now."""
-        lines = self.lines.get(leaf, {})
-        line = lines.get(gang)
-        if line is None:
+        bare = without_memory(gang)
+        shelf = self.shelves.get(leaf, {}).get(bare)
+        if shelf is None:
             raise InvariantError(f"{entry.waiting_id} is not in the queue")
-        line.remove(entry)
+        shelf.remove(gang, entry)
         self._num_entries -= 1
         self._num_of_priority[entry.minus_priority] -= 1
         if not self._num_of_priority[entry.minus_priority]:
             del self._num_of_priority[entry.minus_priority]
-        if not line:
-            del lines[gang]
-            if not lines:
-                del self.lines[leaf]
+        if gang not in shelf.lines:
+            del self.lines[leaf][gang]
+            if not shelf.lines:
+                del self.shelves[leaf][bare]
+            if not self.lines[leaf]:
+                del self.lines[leaf], self.shelves[leaf]
         if (leaf, entry, gang) in self.new_entries:
             self.new_entries.remove((leaf, entry, gang))
         self.needs_full_pass = True
@@ -144,6 +190,7 @@ class Queue:
     def clear(self) -> None:
         """Nothing waits."""
         self.lines.clear()
+        self.shelves.clear()
         self.new_entries.clear()
         self._num_entries = 0
         self._num_of_priority.clear()
@@ -157,6 +204,23 @@ class Queue:
         """A pass has looked at everything that changed."""
         self.new_entries.clear()
         self.needs_full_pass = False
+
+
+def put(shelves: Shelves, leaf: str, gang: Gang, entry: Entry) -> Line:
+    """Puts an entry where it belongs; the answer is its line."""
+    bare = without_memory(gang)
+    of_leaf = shelves.setdefault(leaf, {})
+    shelf = of_leaf.get(bare)
+    if shelf is None:
+        shelf = of_leaf[bare] = Shelf()
+    return shelf.add(gang, entry)
+
+
+def without_memory(gang: Gang) -> Gang:
+    """The gang as far as it needs devices."""
+    if gang.memory_bytes_per_rank == 0 or gang.part is not None:
+        return gang
+    return Gang(gang.num_ranks, gang.devices_per_rank, 0, gang.kinds)
 
 
 def entry_of_job(job: Job, order: OrderRules) -> Entry:

@@ -19,7 +19,7 @@ a queue with none has no claim to what those with one ask for.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from groundplane.control.actions import RankPlacement
 from groundplane.control.context import Context
@@ -27,10 +27,14 @@ from groundplane.control.elastic import larger_gangs
 from groundplane.control.events import Gang
 from groundplane.control.placement import Pools
 from groundplane.control.preemption import Preemption
-from groundplane.control.queue import Entry, Line, entry_of_job, entry_of_replica
+from groundplane.control.queue import Entry, Line, Shelves, entry_of_job, entry_of_replica, put
+from groundplane.control.rooms import Rooms
 from groundplane.control.state import HeadPlan
 from groundplane.control.turns import Turns
 from groundplane.spec.errors import InvariantError
+
+BACKFILL_TURNS = 50
+"""How many lines of one queue a pass looks at behind the head, one after the other, and starts nothing."""
 
 Start = Callable[[Entry, tuple[RankPlacement, ...]], None]
 
@@ -54,10 +58,10 @@ class Scheduler:
             if queue.needs_full_pass or self._any_new_goes_first():
                 self._full_pass()
             else:
-                lines: dict[str, dict[Gang, Line]] = {}
+                shelves: Shelves = {}
                 for leaf, entry, gang in queue.new_entries:
-                    lines.setdefault(leaf, {}).setdefault(gang, Line()).add(entry)
-                self._backfill(lines)
+                    put(shelves, leaf, gang, entry)
+                self._backfill(shelves)
             if self._context.calendar and self._fill_windows() and self._waiting_head() is None:
                 self._full_pass()
             self._preemption.review(self._waiting_head())
@@ -129,7 +133,7 @@ class Scheduler:
             if context.shares.limit_reached(leaf, gang) is None:
                 self._starts_or_blocks(entry, gang, before)
             if context.state.head_id:
-                self._backfill(context.queue.lines)
+                self._backfill(context.queue.shelves)
                 return
         if not self._serve(before, ahead_of=None):
             context.set_plan(None)
@@ -155,10 +159,10 @@ class Scheduler:
                 turns.skip_queue(turn.leaf)
             elif self._starts_or_blocks(turn.entry, turn.gang, before):
                 if context.state.head_id:
-                    self._backfill(context.queue.lines)
+                    self._backfill(context.queue.shelves)
                     return True
-                if turn.line:
-                    turns.go_on(turn, turn.line.first())
+                if turn.line.first is not None:
+                    turns.go_on(turn, turn.line.first)
         return False
 
     def _starts_or_blocks(self, entry: Entry, gang: Gang, before: HeadPlan | None) -> bool:
@@ -192,36 +196,37 @@ class Scheduler:
     def _new_plan(self, entry: Entry) -> HeadPlan | None:
         return self._context.planner.plan(entry.waiting_id, self.gang_of(entry))
 
-    def _backfill(self, lines: Mapping[str, Mapping[Gang, Line]]) -> None:
+    def _backfill(self, shelves: Shelves) -> None:
         """Starts what does not delay the head, whose plan is made when first something could.
 
         Args:
-            lines: who may start: all that waits, or only what is new.
+            shelves: who may start: all that waits, or only what is new.
         """
         context = self._context
         if not context.state.order.is_backfilling:
             return
         if context.pools.num_free() == 0 and not context.sharing:
             return
-        waiting = self._with_room(lines)
+        rooms, beside = Rooms(context.pools), Rooms(context.beside)
+        waiting = self._with_room(shelves, rooms, beside)
         if not waiting:
             return
         turns = Turns(context.shares, waiting)
-        full: dict[Gang, None] = {}  # gangs without room
-        full_beside: dict[Gang, None] = {}  # gangs without room beside the plan
-        has_started = False
+        num_in_vain: dict[str, int] = {}
         while (turn := turns.next()) is not None:
             entry, gang, leaf, line = turn
-            if gang in full or (has_started and not context.pools.have_room(gang)):
-                full[gang] = None
+            num_in_vain[leaf] = num_in_vain.get(leaf, 0) + 1
+            if num_in_vain[leaf] > BACKFILL_TURNS:
+                turns.skip_queue(leaf)
+                continue
+            if not rooms.has(gang):
                 continue
             if context.shares.limit_reached(leaf, gang) is not None:
                 turns.skip_queue(leaf)
                 continue
             window_ns = self._window_ns(self._made_plan())
-            placement = None if gang in full_beside else self._place(context.beside, entry, gang)
+            placement = self._place(context.beside, entry, gang) if beside.has(gang) else None
             if placement is None:
-                full_beside[gang] = None
                 short = line.first_within(window_ns)
                 if short is None:
                     continue
@@ -234,8 +239,10 @@ class Scheduler:
             if line is not context.queue.lines[leaf].get(gang):
                 line.remove(entry)  # from the copy, as starting does from the queue
             self._start(entry, placement)
-            has_started = True
-            following = line.first_within(window_ns) if gang in full_beside else next(iter(line), None)
+            num_in_vain[leaf] = 0
+            rooms.started()
+            beside.started()
+            following = line.first if beside.has(gang) else line.first_within(window_ns)
             if following is not None:
                 turns.go_on(turn, following)
 
@@ -298,26 +305,19 @@ class Scheduler:
                 if placement is not None:
                     self._start(entry, placement)
                     has_started = True
-                    if turn.line:
-                        turns.go_on(turn, turn.line.first())
+                    if turn.line.first is not None:
+                        turns.go_on(turn, turn.line.first)
         return has_started
 
-    def _with_room(self, lines: Mapping[str, Mapping[Gang, Line]]) -> dict[str, dict[Gang, Line]]:
-        """The lines whose gang has room and, where a plan is made, an entry that would not delay it."""
-        context = self._context
-        plan = context.state.head_plan
+    def _with_room(self, shelves: Shelves, rooms: Rooms, beside: Rooms) -> dict[str, dict[Gang, Line]]:
+        """The lines whose gangs may have room and, where a plan is made, entries that would not delay it."""
+        plan = self._context.state.head_plan
         window_ns = 0 if plan is None else self._window_ns(plan)
-        rooms: dict[Gang, tuple[bool, bool]] = {}
         waiting: dict[str, dict[Gang, Line]] = {}
-        for leaf, lines_of_leaf in lines.items():
-            for gang, line in lines_of_leaf.items():
-                room = rooms.get(gang)
-                if room is None:
-                    has_room = context.pools.have_room(gang)
-                    has_room_beside = has_room and (plan is None or context.beside.have_slots(gang))
-                    room = rooms[gang] = has_room, has_room_beside
-                if room[1] or (room[0] and line.first_within(window_ns) is not None):
-                    waiting.setdefault(leaf, {})[gang] = line
+        for leaf, of_leaf in shelves.items():
+            for bare, shelf in of_leaf.items():
+                if rooms.has(bare) and (plan is None or shelf.has_within(window_ns) or beside.has(bare)):
+                    waiting.setdefault(leaf, {}).update(shelf.lines)
         return waiting
 
     def _window_ns(self, plan: HeadPlan) -> int:

@@ -29,7 +29,7 @@ class Turns:
 
     Args:
         lines: what waits in each queue, by gang; no line is empty.
-        is_wanted: leaves out the rest of a line whose next entry is not; all are, if not given.
+        is_wanted: leaves out the rest of a queue whose next entry is not; all are, if not given.
     """
 
     def __init__(
@@ -56,10 +56,8 @@ class Turns:
                 leaf = next(iter(below)) if len(below) == 1 else min(below, key=self._shares.level_key)
             heap = self._heaps.get(leaf)
             if heap is None:
-                lines = self._lines[leaf].items()
-                heap = self._heaps[leaf] = [(line.first(), gang, line) for gang, line in lines]
-                heapq.heapify(heap)
-            while heap:
+                heap = self._heaps[leaf] = self._heap_of(leaf)
+            if heap:
                 entry, gang, line = heapq.heappop(heap)
                 if self._is_wanted is None or self._is_wanted(leaf, entry):
                     return Turn(entry, gang, leaf, line)
@@ -73,6 +71,16 @@ class Turns:
     def skip_queue(self, leaf: str) -> None:
         """Nothing more of this queue in this pass."""
         self._heaps[leaf].clear()
+
+    def _heap_of(self, leaf: str) -> list[tuple[Entry, Gang, Line]]:
+        lines = self._lines[leaf]
+        if self._is_wanted is not None:
+            firsts = [line.first for line in lines.values() if line.first is not None]
+            if not firsts or not self._is_wanted(leaf, min(firsts)):
+                return []
+        heap = [(line.first, gang, line) for gang, line in lines.items() if line.first is not None]
+        heapq.heapify(heap)
+        return heap
 
     def _open(self, leaf: str) -> None:
         self._leaves[leaf] = None

@@ -71,7 +71,7 @@ class Victims:
         self._state = state
         self._pools = pools
         self._shares = shares
-        self._timetables: dict[tuple[str, int, int, int], Timetable] = {}
+        self._timetables: dict[tuple[str, int, int], Timetable] = {}
         self._num_of_priority: dict[int, int] = {}
         self._num_enlarged = 0
         for work in state.works.values():
@@ -145,7 +145,7 @@ class Victims:
 
     def _timetable(self, pool: Pool, claim: Claim) -> Timetable:
         gang, size = claim.gang, claim.size
-        key = (pool.device_kind, gang.devices_per_rank, gang.memory_bytes_per_rank, size)
+        key = (pool.device_kind, gang.devices_per_rank, size)
         timetable = self._timetables.get(key)
         if timetable is None:
             if len(self._timetables) >= MAX_TIMETABLES:
@@ -155,7 +155,7 @@ class Victims:
                 found = candidates_on(self._state, node, size)
                 return [(key, num_devices, num_bytes) for key, _, num_devices, num_bytes in found]
 
-            timetable = self._timetables[key] = Timetable(pool, gang, ends_on, self._opens)
+            timetable = self._timetables[key] = Timetable(pool, gang.devices_per_rank, ends_on, self._opens)
         timetable.refresh()
         return timetable
 
