@@ -12,7 +12,7 @@ from groundplane.design.deployment_plan import ServingPlan, ideal_hit_tokens, lo
 from groundplane.design.deployment_screen import candidates, screen
 from groundplane.design.deployment_search import sequences_for
 from groundplane.design.deployment_space import engine_choices, layouts
-from groundplane.perfmodel.collectives import cluster_links
+from groundplane.perfmodel.serving_links import serving_links
 from groundplane.perfmodel.serving_models import serving_llm
 from groundplane.sim.serving.results_run import simulate_serving
 from groundplane.sim.serving.workload_rows import RequestRows
@@ -66,7 +66,7 @@ def test_steady_state_bounds_what_simulation_finds(drawn: Drawn) -> None:
     choices = engine_choices(
         model, cluster, 0, engines=("vllm",), weights=("bf16",), caches=("bf16",), longest=2000
     )
-    screened = [screen(model, cluster, cluster_links(cluster), choice, load) for choice in choices]
+    screened = [screen(model, cluster, serving_links(cluster), choice, load) for choice in choices]
     for one in screened:
         # More sequences: more each second, and slower each.
         assert np.all(np.diff(one.tpot_s) > 0)

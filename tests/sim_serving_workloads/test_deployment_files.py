@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
-from groundplane.sim.serving.described import build_deployment
+from groundplane.perfmodel.serving_profiles import serving_calibration
+from groundplane.sim.serving.described import build_deployment, measured_factor, scaled_table
 from groundplane.spec.deployment import DeploymentSpec, ReplicaLoss, ReplicaPool
 from groundplane.spec.dump import to_yaml
 from groundplane.spec.errors import InputError
@@ -129,3 +131,23 @@ def test_a_model_file_beside_the_deployment(tmp_path: Path) -> None:
         "own", "h100x8", (ReplicaPool(max_sequences=32, max_batched_tokens=1024),), model="mine/config.json"
     )
     assert build_deployment(spec, folder=tmp_path).pools[0].model.hidden == 4096
+
+
+def test_what_was_measured_on_a_chip_corrects_all_formats_of_a_model_there() -> None:
+    calibration = serving_calibration()
+    engine, name, chip, weights = next(
+        key.split("/") for key in calibration.corrections if key.startswith("vllm/llama-3.1-70b/h200")
+    )
+    pool = {"tp": 4, "max_sequences": 32, "max_batched_tokens": 1024}
+
+    def factor(**changes: Any) -> float:
+        return measured_factor(build_deployment(made(pools=[pool], losses=[], **changes)).pools[0])
+
+    model = calibration.corrections[f"{engine}/{name}"].tpot
+    assert factor() == pytest.approx(
+        model * calibration.corrections[f"{engine}/{name}/{chip}/{weights}"].tpot
+    )
+    assert factor(weights="int8") == pytest.approx(model)
+    assert factor(cluster="mi300xx8") == 1.0
+    plain = build_deployment(made(pools=[pool], losses=[], cluster="mi300xx8")).simulated.pools[0].table
+    assert np.array_equal(scaled_table(plain, 2.0).decode_ns, 2 * plain.decode_ns)

@@ -175,21 +175,23 @@ def test_prices_given_come_first(
 def test_what_was_not_measured_is_wider(
     small_deployment: Callable[..., DeploymentSpec], few_requests: RequestRows
 ) -> None:
-    known = simulate_serving(small_deployment(), few_requests).built.pools[0]
-    other = simulate_serving(small_deployment(weights="int8"), few_requests).built.pools[0]
-    spec = msgspec.structs.replace(small_deployment(), cluster="a100x8")
-    chip = simulate_serving(spec, few_requests).built.pools[0]
-    widths = [
-        pool_evidence(pool).tpot.ratio_p90 / pool_evidence(pool).tpot.ratio_p10
-        for pool in (known, other, chip)
-    ]
-    assert widths[0] < widths[1] < widths[2]
-    assert [pool_evidence(pool).grade for pool in (known, other, chip)] == [
-        "measured",
-        "family",
-        "data-sheet",
-    ]
-    assert any("a100" in reason for reason in pool_evidence(chip).reasons)
+    large = msgspec.structs.replace(small_deployment(tp=4, replicas=1), model="llama-3.1-70b", weights="fp8")
+    specs = {
+        "measured": large,
+        "family": msgspec.structs.replace(large, weights="bf16", model="llama-3.1-8b"),
+        "format": msgspec.structs.replace(large, weights="int8"),
+        "data-sheet": msgspec.structs.replace(large, cluster="a100x8"),
+    }
+    pools = {
+        name: simulate_serving(spec, few_requests, intervals=False).built.pools[0]
+        for name, spec in specs.items()
+    }
+    found = {name: pool_evidence(pool) for name, pool in pools.items()}
+    widths = {name: one.tpot.ratio_p90 / one.tpot.ratio_p10 for name, one in found.items()}
+    assert widths["measured"] < widths["family"] < widths["format"] < widths["data-sheet"]
+    grades = [found[name].grade for name in specs]
+    assert grades == ["measured", "family", "family", "data-sheet"]
+    assert any("a100" in reason for reason in found["data-sheet"].reasons)
 
 
 @pytest.mark.usefixtures("plain_simulator")

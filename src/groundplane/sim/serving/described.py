@@ -6,13 +6,15 @@ beside the result. Knows nothing of requests.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from groundplane.catalog.resolve import is_file_name, resolve_cluster
-from groundplane.perfmodel.serving_links import serving_links
 from groundplane.perfmodel.serving import IterationPricer
 from groundplane.perfmodel.serving_layout import (
     CacheCapacity,
@@ -22,6 +24,7 @@ from groundplane.perfmodel.serving_layout import (
     formats_of,
     weight_bytes_per_chip,
 )
+from groundplane.perfmodel.serving_links import serving_links
 from groundplane.perfmodel.serving_models import serving_llm
 from groundplane.perfmodel.serving_profiles import serving_calibration
 from groundplane.sim.serving.deployment import (
@@ -54,6 +57,10 @@ _LINK_SHARE: Final = 0.8
 
 _LINK_LATENCY_NS: Final = 200_000
 
+_TYPICAL_SEQUENCES: Final = 16
+_TYPICAL_PROMPT: Final = 512
+"""A middling iteration, to say how long a token takes outside the engine's own count."""
+
 MAX_CONTEXT: Final = 1 << 20
 """Longest context that tables are made for."""
 
@@ -73,6 +80,12 @@ class BuiltPool:
     formats: ServingFormats
     capacity: CacheCapacity
     pricer: IterationPricer
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Model, chip and format of weights, as the calibration knows them."""
+        weights = self.formats.experts if self.model.is_moe else self.formats.linear
+        return self.model.name, self.pricer.chip.name, weights
 
     @property
     def rank_chips(self) -> int:
@@ -191,9 +204,13 @@ def _simulated_pool(
         assumptions.append("pipeline stages of a replica work one after the other, none overlaps another")
     kinds = [kind for name, kind in _SCHEDULERS.items() if pool.engine.startswith(name)]
     kind: SchedulerKind = kinds[0] if kinds else "vllm-v1"
+    table = iteration_table(pool, max_context)
+    # Engines send the first token with some more behind it, and a prompt passes the server's own steps.
+    typical_ns = table.iteration_ns(_TYPICAL_SEQUENCES, _TYPICAL_SEQUENCES * _TYPICAL_PROMPT, [])
+    prompt_token_ps = 1000.0 * table.iteration_ns(0, 0, [(_TYPICAL_PROMPT, 0)]) / _TYPICAL_PROMPT
     return PoolSpec(
         name=written.name,
-        table=iteration_table(pool, max_context),
+        table=table,
         cache=_cache(pool, cluster, spec.prefix_cache),
         scheduler=SchedulerSpec(
             kind, written.max_sequences, written.max_batched_tokens, preemption=written.preemption
@@ -205,16 +222,35 @@ def _simulated_pool(
         link=_link(pool, cluster),
         cold_start=_cold_start(pool, cluster, assumptions),
         autoscale=_autoscale(written, ranks),
-        outside_ns=round(profile.request_s * 1e9),
-        outside_token_ps=round(profile.request_token_s * 1e12),
+        outside_ns=round(profile.request_s * 1e9) + round(profile.first_tokens * typical_ns),
+        outside_token_ps=round(profile.request_token_s * 1e12) + round(profile.echo * prompt_token_ps),
     )
 
 
 def iteration_table(pool: BuiltPool, max_context: int) -> IterationTable:
     """The iteration table of one pool, made once for equal pools."""
     return _table(
-        _Priced(pool.pricer, pool.engine), pool.spec.max_sequences, pool.spec.max_batched_tokens, max_context
+        _Priced(pool.pricer, pool.engine),
+        pool.spec.max_sequences,
+        pool.spec.max_batched_tokens,
+        max_context,
+        measured_factor(pool),
     )
+
+
+def measured_factor(pool: BuiltPool) -> float:
+    """What iterations are multiplied by: how far runs of the model on the chip were from their prediction.
+
+    Only where the chip was measured with the model: a factor of another chip says more of that chip's
+    kernels than of the model. All formats of a model on a chip share the model's own factor, so that none
+    looks better for not having been measured.
+    """
+    calibration = serving_calibration()
+    model, chip, weights = pool.kind
+    known = f"{pool.engine}/{model}/{chip}/"
+    if not any(key.startswith(known) for key in calibration.corrections):
+        return 1.0
+    return calibration.correction(pool.engine, model, chip, weights).tpot
 
 
 class _Priced:
@@ -235,14 +271,29 @@ class _Priced:
 
 
 @functools.lru_cache(maxsize=64)
-def _table(priced: _Priced, max_sequences: int, max_batched_tokens: int, max_context: int) -> IterationTable:
-    return engine_table(
+def _table(
+    priced: _Priced, max_sequences: int, max_batched_tokens: int, max_context: int, factor: float
+) -> IterationTable:
+    table = engine_table(
         priced.pricer,
         serving_calibration().profile(priced.engine),
         max_sequences=max_sequences,
         max_batched_tokens=max_batched_tokens,
         max_context=max_context,
     )
+    return scaled_table(table, factor)
+
+
+def scaled_table(table: IterationTable, factor: float) -> IterationTable:
+    """The table with every time `factor` times as long."""
+    if factor == 1.0:
+        return table
+    changed: dict[str, Any] = {
+        name: np.ascontiguousarray(np.rint(getattr(table, name) * factor), dtype=np.int64)
+        for name in table.__dataclass_fields__
+        if name.endswith("_ns")
+    }
+    return dataclasses.replace(table, **changed)
 
 
 # Memory and links

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from groundplane.sim.serving.deployment import Deployment
-from groundplane.sim.serving.described import BuiltDeployment, build_deployment
+from groundplane.sim.serving.described import BuiltDeployment, build_deployment, scaled_table
 from groundplane.sim.serving.iteration import IterationTable
 from groundplane.sim.serving.outcome import Outcome
 from groundplane.sim.serving.requests import Requests
@@ -143,18 +143,9 @@ def with_speed(deployment: Deployment, ratio: float) -> Deployment:
     tables: dict[int, IterationTable] = {}
     pools = []
     for pool in deployment.pools:
-        table = tables.setdefault(id(pool.table), _scaled(pool.table, ratio))
+        table = tables.setdefault(id(pool.table), scaled_table(pool.table, ratio))
         pools.append(dataclasses.replace(pool, table=table))
     return dataclasses.replace(deployment, pools=tuple(pools))
-
-
-def _scaled(table: IterationTable, ratio: float) -> IterationTable:
-    changed: dict[str, Any] = {
-        name: np.ascontiguousarray(np.rint(getattr(table, name) * ratio), dtype=np.int64)
-        for name in table.__dataclass_fields__
-        if name.endswith("_ns")
-    }
-    return dataclasses.replace(table, **changed)
 
 
 def _outside_ns(built: BuiltDeployment, requests: Requests, outcome: Outcome) -> np.ndarray:
