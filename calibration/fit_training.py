@@ -1,7 +1,8 @@
 """Fits the numbers of each software stack's profile to published training runs.
 
-    python calibration/fit_training.py
+    python calibration/fit_training.py [STACK ...]
 
+Without names all stacks are fitted; with names those alone, and what is known of the others is kept.
 Facts of a stack stand in FACTS below. Residuals are those of runs that the fit had not seen (5 folds, runs
 of one model on as many equal chips together); each source is also left out whole.
 """
@@ -24,7 +25,7 @@ import numpy as np
 
 from groundplane.perfmodel.case_prices import CasePricer
 from groundplane.perfmodel.evidence import Evidence
-from groundplane.perfmodel.profiles import FITTED, StackProfile
+from groundplane.perfmodel.profiles import FITTED, StackProfile, training_calibration
 from groundplane.perfmodel.published import COLUMNS, Case, runs_of
 from groundplane.perfmodel.training_fit import fit_profile, folds_of, unseen_ratios
 from groundplane.perfmodel.validation.table import read_table
@@ -33,6 +34,7 @@ from groundplane.perfmodel.validation.training import cases_of
 FILES = ("training_measured.csv", "training_measured_vtrain_single.csv", "training_measured_nanotron.csv")
 LEAST_FOR_A_SPREAD = 12
 WORKERS = 4
+RESIDUALS = common.REPOSITORY / "calibration" / "residuals_training.md"
 
 _GPT2021 = StackProfile(
     "megatron-lm", fused_attention=False, overlaps_backward=False, gathers_ahead=False, gradient_bytes=2.0
@@ -40,6 +42,7 @@ _GPT2021 = StackProfile(
 _NANOTRON = StackProfile(
     "nanotron",
     balances_stages=True,
+    stalls_in_pipelines=True,
     overlaps_backward=False,
     gathers_ahead=False,
     host_s_per_operator=6e-5,
@@ -84,22 +87,43 @@ class Fitted:
 
 
 def main() -> None:
+    named = sys.argv[1:] or [facts.name for facts in FACTS]
+    chosen = [facts for facts in FACTS if facts.name in named]
+    if len(chosen) < len(named):
+        sys.exit(f"unknown stack; known: {', '.join(facts.name for facts in FACTS)}")
     cases, used = read_cases()
-    own = {facts.name: cases_for(facts.name, cases) for facts in FACTS}
+    known = training_calibration()
+    own = {facts.name: cases_for(facts.name, cases) for facts in chosen}
     with ProcessPoolExecutor(max_workers=WORKERS, mp_context=get_context("spawn")) as pool:
-        first = [facts for facts in FACTS if facts.name not in VARIANTS]
+        first = [facts for facts in chosen if facts.name not in VARIANTS]
         first.sort(key=lambda facts: -sum(len(case.layouts) for case in own[facts.name]))
         done = dict(pool.map(fit_stack, ((facts, FITTED, own[facts.name]) for facts in first)))
-        second = [beginning(facts, done) for facts in FACTS if facts.name in VARIANTS]
+        bases = known.by_name() | {name: one.profile for name, one in done.items()}
+        second = [beginning(facts, bases) for facts in chosen if facts.name in VARIANTS]
         done |= dict(pool.map(fit_stack, ((start, free, own[start.name]) for start, free in second)))
-    fitted = [done[facts.name] for facts in FACTS]
-    LINES.extend(line for one in fitted for line in one.lines)
-    write(
-        used,
-        [one.profile for one in fitted],
-        spreads_of(fitted),
-        {source: profile for one in fitted for source, profile in one.without.items()},
-    )
+    fitted = [done[facts.name] for facts in chosen]
+    profiles = [one.profile for one in fitted]
+    spreads = spreads_of(fitted, everything=len(chosen) == len(FACTS))
+    without = {source: profile for one in fitted for source, profile in one.without.items()}
+    sections = {one.profile.name: "\n".join(one.lines).strip() for one in fitted}
+    if len(chosen) < len(FACTS):
+        profiles = [(known.by_name() | {one.name: one for one in profiles})[facts.name] for facts in FACTS]
+        kept = {name: one for name, one in known.spreads.items() if stack_in(name) not in sections}
+        spreads, without = kept | spreads, known.without_source | without
+        sections = known_sections() | sections
+    LINES.extend(sections[facts.name] + "\n" for facts in FACTS)
+    write(used, profiles, spreads, without)
+
+
+def stack_in(spread: str) -> str:
+    """The stack of a spread's name."""
+    return spread.split(",", maxsplit=1)[0]
+
+
+def known_sections() -> dict[str, str]:
+    """What the residuals file says of each stack."""
+    text = RESIDUALS.read_text(encoding="utf-8")
+    return {part.split("\n", maxsplit=1)[0]: "## " + part.strip() for part in text.split("\n## ")[1:]}
 
 
 def fit_stack(task: tuple[StackProfile, tuple[str, ...], list[Case]]) -> tuple[str, Fitted]:
@@ -117,7 +141,7 @@ def fit_stack(task: tuple[StackProfile, tuple[str, ...], list[Case]]) -> tuple[s
     return start.name, Fitted(profile, own, ratios, without, list(LINES))
 
 
-def spreads_of(fitted: Sequence[Fitted]) -> dict[str, Evidence]:
+def spreads_of(fitted: Sequence[Fitted], *, everything: bool) -> dict[str, Evidence]:
     """Residuals on unseen folds by stack, and of all stacks together (see `TrainingCalibration.spreads`)."""
     found: dict[str, Evidence] = {}
     for one in fitted:
@@ -125,6 +149,8 @@ def spreads_of(fitted: Sequence[Fitted]) -> dict[str, Evidence]:
         for suffix, places in groups_of(one.cases).items():
             if len(places) >= LEAST_FOR_A_SPREAD:
                 found[name + suffix] = evidence(one.ratios[places].tolist(), name + suffix)
+    if not everything:
+        return found
     counted = [one for one in fitted if one.profile.name not in POOLED]
     ratios = np.concatenate([one.ratios for one in counted])
     for suffix, places in groups_of([case for one in counted for case in one.cases]).items():
@@ -164,11 +190,10 @@ def cases_for(stack: str, cases: Sequence[Case]) -> list[Case]:
     return [dataclasses.replace(case, stack=stack) for case in cases if case.stack in names]
 
 
-def beginning(facts: StackProfile, done: Mapping[str, Fitted]) -> tuple[StackProfile, tuple[str, ...]]:
+def beginning(facts: StackProfile, bases: Mapping[str, StackProfile]) -> tuple[StackProfile, tuple[str, ...]]:
     """Where the fit of a variant begins, and the numbers that it may move."""
     base_name, free = VARIANTS[facts.name]
-    base = done[base_name].profile
-    shared = {name: getattr(base, name) for name in FITTED if name not in free}
+    shared = {name: getattr(bases[base_name], name) for name in FITTED if name not in free}
     return msgspec.structs.replace(facts, **shared), free
 
 
@@ -248,9 +273,8 @@ def write(
         "without_source": msgspec.to_builtins(without),
     }
     common.write_json(common.CALIBRATION / "training.json", data)
-    residuals = common.REPOSITORY / "calibration" / "residuals_training.md"
     head = "# Errors of training steps, in per cent, as `fit_training.py` printed them\n"
-    residuals.write_text(head + "\n".join(LINES) + "\n", encoding="utf-8")
+    RESIDUALS.write_text(head + "\n" + "\n".join(LINES), encoding="utf-8")
     common.write_manifest(
         "training", "calibration/fit_training.py", used, ["src/groundplane/catalog/calibration/training.json"]
     )

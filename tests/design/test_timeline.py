@@ -126,7 +126,7 @@ def test_totals_agree_with_the_estimate(
     stages = {name: float(value[0]) for name, value in prices.stages_s.items()}
     profile = question.study.profile
     tail = sum(part.end_s - part.start_s for part in timeline.tail)
-    once = profile.step_overhead_s + profile.stall_s * (num_micro if pp > 1 else 0)
+    once = profile.step_overhead_s + profile.stall_s * num_micro
     assert tail == pytest.approx(stages["data_communication"] + stages["optimizer"] + once)
     # The slowest stage: what it works and sends, and what it waits, are the estimate's stages.
     busy = max(timeline.busy_s(rank) for rank in range(pp))

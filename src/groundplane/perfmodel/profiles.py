@@ -31,6 +31,7 @@ class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
         gathers_in_fp32: sharded weights travel as float32.
         ties_tensor_backward: tensor-parallel reductions of the backward pass run beside weight gradients.
         slow_gathers: in jobs over several nodes `hop_s` is spent for tensor groups within a node too.
+        stalls_in_pipelines: `stall_s` is spent where there is a pipeline only.
         overlaps_experts: tokens travel to experts in other scale-up domains while another micro-batch
             computes.
         balances_ring: ranks of context parallelism hold a front and a back piece: causal work is even.
@@ -46,7 +47,7 @@ class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
         hidden_passes: reads or writes of the hidden state per layer and pass beyond those of fused kernels.
         host_s_per_operator: host time to launch one operator of the forward pass.
         step_overhead_s: what a step costs once: batch, loss to the host, logging, optimizer's bookkeeping.
-        stall_s: seconds that each micro-batch of a pipeline stands still whatever its size.
+        stall_s: seconds that each micro-batch stands still whatever its size.
         hop_s: host time that each rank of a tensor group that spans nodes adds to a collective.
         link_share: share of the benchmarked speed of collectives that is reached beside computing.
         exposed_share: share of overlapped communication that shows all the same, as compute slowed by it.
@@ -63,6 +64,7 @@ class StackProfile(Struct, frozen=True, forbid_unknown_fields=True):
     gathers_in_fp32: bool = False
     ties_tensor_backward: bool = False
     slow_gathers: bool = False
+    stalls_in_pipelines: bool = False
     overlaps_experts: bool = False
     balances_ring: bool = True
     selective_linears: float = 0.0

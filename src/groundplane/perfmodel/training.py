@@ -136,8 +136,10 @@ class StepModel:
         stages["host_transfer"] = self._host.optimizer_s(profile) + travelling
 
     def once_s(self, profile: StackProfile) -> FloatArray:
-        """Seconds that a step costs beside its work: once, and each micro-batch that passes a pipeline."""
-        stalls = np.where(self.layouts.pp > 1, self.layouts.num_micro, 0.0)
+        """Seconds that a step costs beside its work: once, and each micro-batch that stalls."""
+        stalls = np.where(
+            (self.layouts.pp > 1) | (not profile.stalls_in_pipelines), self.layouts.num_micro, 0.0
+        )
         return profile.step_overhead_s + profile.stall_s * stalls
 
     def stage_passes(self, profile: StackProfile) -> list[tuple[StageKind, FloatArray, FloatArray]]:

@@ -41,6 +41,9 @@ it."""
 HUBER: Final = 0.07
 """Log residual from which on a run's pull stops growing."""
 
+GUESSED: Final = frozenset({"layout", "expert parallelism"})
+"""Open fields of runs that no fit looks at."""
+
 ENOUGH: Final = 6
 """Complete runs from which on a fit looks at no others."""
 
@@ -98,6 +101,8 @@ def fit_profile(
 def _weights(cases: Sequence[Case], seen: FloatArray) -> FloatArray:
     """Weight of each run in a fit; they add up to the number of runs that count."""
     complete = np.array([float(case.complete) for case in cases])
+    # Ranks that a run leaves open are a guess, and nothing is fitted to a guess.
+    seen = seen * np.array([float(not GUESSED.intersection(case.open_fields)) for case in cases])
     used = seen * complete if (seen * complete).sum() >= ENOUGH else seen
     sources = [case.source for case in cases]
     counts = {
