@@ -11,7 +11,7 @@ from groundplane.control.lifecycle.replica import REPLICA
 from groundplane.control.lifecycle.table import Lifecycle
 from groundplane.control.placement import Pools
 from groundplane.control.plan import LEAVING, Planner
-from groundplane.control.queue import Queue, entry_of_job, entry_of_replica
+from groundplane.control.queue import Entry, Queue, entry_of_job, entry_of_replica
 from groundplane.control.shares import Shares
 from groundplane.control.sharing import PartPlacer, Sharing
 from groundplane.control.state import Closed, CoreState, HeadPlan, Job, Node, Service, Timer, Work
@@ -43,6 +43,7 @@ class Context:
         self.planner = Planner(state, self.pools, self.sharing, self.calendar)
         self.victims = Victims(state, self.pools, self.shares, self.calendar)
         self.queue = Queue()
+        self._entry_of: dict[str, Entry] = {}
         self.actions: list[AnyAction] = []
         for node in state.nodes.values():
             self.node_changed(node)
@@ -52,6 +53,7 @@ class Context:
     def fill_queue(self) -> None:
         """Puts all that waits where the policy says."""
         self.queue.clear()
+        self._entry_of.clear()
         for job in self.state.jobs.values():
             if job.state == "queued":
                 self.add_job(job)
@@ -63,11 +65,16 @@ class Context:
         """A job waits."""
         if self.state.kept:
             self.release_kept(job.job_id)
-        self.queue.add(self.shares.leaf_of(job.queue), entry_of_job(job, self.state.order), job.gang)
+        entry = self._entry_of[job.job_id] = entry_of_job(job, self.state.order)
+        self.queue.add(self.shares.leaf_of(job.queue), entry, job.gang)
 
     def remove_job(self, job: Job) -> None:
         """A job waits no longer."""
-        self.queue.remove(self.shares.leaf_of(job.queue), entry_of_job(job, self.state.order), job.gang)
+        self.queue.remove(self.shares.leaf_of(job.queue), self._entry_of.pop(job.job_id), job.gang)
+
+    def entry_of(self, job: Job) -> Entry:
+        """The entry of a job that waits."""
+        return self._entry_of[job.job_id]
 
     def add_replica(self, service: Service, replica: Work) -> None:
         """A replica waits."""

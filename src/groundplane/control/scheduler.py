@@ -60,8 +60,10 @@ class Scheduler:
             else:
                 shelves: Shelves = {}
                 for leaf, entry, gang in queue.new_entries:
-                    put(shelves, leaf, gang, entry)
-                self._backfill(shelves)
+                    if self._context.pools.have_slots(gang):
+                        put(shelves, leaf, gang, entry)
+                if shelves:
+                    self._backfill(shelves)
             if self._context.calendar and self._fill_windows() and self._waiting_head() is None:
                 self._full_pass()
             self._preemption.review(self._waiting_head())
@@ -109,7 +111,7 @@ class Scheduler:
             leaf = self._context.shares.leaf_of(service.queue)
             return leaf, entry_of_replica(service, replica), replica.gang
         if job is not None and job.state == "queued":
-            return self._context.shares.leaf_of(job.queue), entry_of_job(job, state.order), job.gang
+            return self._context.shares.leaf_of(job.queue), self._context.entry_of(job), job.gang
         return None
 
     def plan(self) -> HeadPlan | None:
@@ -314,9 +316,14 @@ class Scheduler:
         plan = self._context.state.head_plan
         window_ns = 0 if plan is None else self._window_ns(plan)
         waiting: dict[str, dict[Gang, Line]] = {}
+        found: dict[Gang, tuple[bool, bool]] = {}
         for leaf, of_leaf in shelves.items():
             for bare, shelf in of_leaf.items():
-                if rooms.has(bare) and (plan is None or shelf.has_within(window_ns) or beside.has(bare)):
+                room = found.get(bare)
+                if room is None:
+                    has_room = rooms.has(bare)
+                    room = found[bare] = has_room, has_room and (plan is None or beside.has(bare))
+                if room[1] or (room[0] and shelf.has_within(window_ns)):
                     waiting.setdefault(leaf, {}).update(shelf.lines)
         return waiting
 
