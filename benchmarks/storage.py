@@ -17,6 +17,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from groundplane.platform.storage.store import Store  # noqa: E402
 from groundplane.spec.units import BYTES, parse_int  # noqa: E402
 
 BLOCK_BYTES = 2**20
+INSTALL_WITHIN_S = 600
 PEERS = {"s3fs": "s3fs", "obstore-stream": "obstore", "obstore-ranges": "obstore", "boto3": "boto3"}
 """Peer -> the package its environment gets."""
 
@@ -214,14 +216,22 @@ def upload_plain(server: S3Server, data: bytes) -> None:
     store.put("object", data, chunk_size=16 * BLOCK_BYTES, max_concurrency=4)
 
 
-def environment(folder: Path, package: str) -> str:
-    """Python of an environment that has one package."""
+def environment(folder: Path, package: str, *, beside_ours: bool = False) -> str:
+    """Python of an environment that has one package.
+
+    Args:
+        folder: of the environment.
+        package: what it gets.
+        beside_ours: it sees the packages of this environment too, so that PyTorch is not installed again.
+    """
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run(
-            [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", package], check=True
-        )
+        if beside_ours:
+            (site,) = folder.glob("lib/python*/site-packages")
+            (site / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        install = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", package]
+        subprocess.run(install, check=True, timeout=INSTALL_WITHIN_S)
     return str(python)
 
 

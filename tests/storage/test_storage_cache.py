@@ -90,7 +90,7 @@ def test_the_limit_holds_after_any_sequence(
 @pytest.mark.parametrize("size", [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 5])
 def test_a_part_file_knows_its_length_and_finds_every_flipped_byte(tmp_path: Path, size: int) -> None:
     data = random.Random(size).randbytes(size)
-    write_part(tmp_path / "part", memoryview(data))
+    write_part(tmp_path / "part", memoryview(data), soon=True)
     with PartFile(tmp_path / "part") as part:
         into = bytearray(size)
         assert part.length == size
@@ -228,7 +228,7 @@ def test_a_hung_cache_disk_stops_being_waited_for(rig: Rig, monkeypatch: pytest.
     upload.write(BIG)
     upload.close().result()
     goes_on = threading.Event()
-    monkeypatch.setattr(cache_module, "write_part", lambda *_: goes_on.wait(60) and b"")
+    monkeypatch.setattr(cache_module, "write_part", lambda *_, **__: goes_on.wait(60) and b"")
     monkeypatch.setattr(reading, "KEEP_WITHIN_S", 0.01)
     store = rig.open("hung")
     assert store.read("x") == BIG

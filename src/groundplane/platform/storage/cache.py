@@ -170,7 +170,7 @@ class PartCache:
         temporary = self.folder / "adding" / uuid.uuid4().hex
         try:
             self._make()
-            write_part(temporary, view)
+            write_part(temporary, view, soon=False)
             self._place(temporary, path, size)
         except OSError as error:
             with suppress(OSError):

@@ -27,8 +27,13 @@ def header_bytes(length: int) -> int:
     return -(-length // BLOCK_BYTES) * _SUM_BYTES + _DIGEST_BYTES
 
 
-def write_part(path: Path, data: memoryview) -> bytes:
+def write_part(path: Path, data: memoryview, *, soon: bool) -> bytes:
     """Writes a part to a new file, which the disk has for sure when somebody syncs it.
+
+    Args:
+        path: of the file.
+        data: the part.
+        soon: somebody will sync it: the disk begins now. A cache leaves it to the kernel to choose a time.
 
     Returns:
         The checksum of the whole, 16 bytes.
@@ -49,7 +54,8 @@ def write_part(path: Path, data: memoryview) -> bytes:
         digest = whole.digest()
         os.lseek(descriptor, 0, os.SEEK_SET)
         _write_all(descriptor, digest + sums)
-        begin_writeback(descriptor)
+        if soon:
+            begin_writeback(descriptor)
     finally:
         os.close(descriptor)
     return digest

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from groundplane.platform.storage.part_file import PartFile
 
-READ_AHEAD: Final = 6
+READ_AHEAD: Final = 8
 """Parts begun beyond the one that is read, when reading is sequential."""
 
 
@@ -185,7 +185,7 @@ class StoreFile(io.RawIOBase):
             self._forget_coming()
         self._last = number
         self._run += 1
-        depth = min(self._read_ahead, 2**self._run) if self._run > 1 or number == 0 else 0
+        depth = min(self._read_ahead, 4**self._run) if self._run > 1 or number == 0 else 0
         for ahead in range(max(number, self._begun + 1), min(number + 1 + depth, self.file.num_parts)):
             if not self._fetcher.announce(self.file, ahead):
                 self._coming[ahead] = self._fetcher.begin(self.file, ahead)

@@ -276,7 +276,7 @@ class Upload:
             return None
         path = self._folder / f"{number:06d}"
         try:
-            digest = write_part(path, data)
+            digest = write_part(path, data, soon=True)
         except OSError:
             self._unstaged = True
             with suppress(OSError):
