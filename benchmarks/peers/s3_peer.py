@@ -34,7 +34,7 @@ def s3fs_reader(endpoint: str, bucket: str, key: str, size: int) -> Callable[[],
     return read
 
 
-def obstore_stream_reader(endpoint: str, bucket: str, key: str, size: int) -> Callable[[], int]:
+def obstore_stream_reader(endpoint: str, bucket: str, key: str, _size: int) -> Callable[[], int]:
     from obstore.store import S3Store
 
     store = S3Store(bucket, endpoint=endpoint, client_options={"allow_http": True})
@@ -80,7 +80,7 @@ def boto3_reader(endpoint: str, bucket: str, key: str, size: int) -> Callable[[]
         def seekable(self) -> bool:
             return True
 
-        def seek(self, at: int, whence: int = 0) -> int:
+        def seek(self, at: int, _whence: int = 0) -> int:
             self.at = at
             return at
 
