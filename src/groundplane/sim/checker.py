@@ -418,6 +418,10 @@ class Checker:
             raise ViolationError(f"{action.job_id} ends while an attempt of it may live")
         if action.outcome == "succeeded" and not self._has_succeeded(action.job_id):
             raise ViolationError(f"{action.job_id} ends as succeeded, but no attempt of it did")
+        num_failures = job.num_starts - job.num_interruptions
+        if action.reason.startswith("failed after") and num_failures <= job.restart.budget:
+            budget = job.restart.budget
+            raise ViolationError(f"{action.job_id} fails after {num_failures} failures, of {budget} allowed")
         job.ended = action.outcome
 
     def _has_succeeded(self, job_id: str) -> bool:
