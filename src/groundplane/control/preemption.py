@@ -67,8 +67,9 @@ class Preemption:
         )
 
     def retry(self) -> None:
-        """Time to look again."""
+        """Time to look again: the next pass does."""
         self._context.state.refused_id = ""
+        self._context.queue.capacity_changed()
 
     def _rest(self) -> None:
         state = self._context.state

@@ -68,7 +68,7 @@ class Scheduler:
                 self._full_pass()
             self._preemption.review(self._waiting_head())
             queue.settled()
-        elif self._context.state.yielding or self._context.state.preemption is not None:
+        elif self._context.state.yielding or self._context.state.refused_id:
             self._preemption.review(self._waiting_head())
         self._set_clocks()
 
