@@ -19,9 +19,26 @@ SERVICES = some.sampled_from(["s0", "s1"])
 WORKS = some.sampled_from(["j0.a1", "j0.a2", "j1.a1", "j1.a2", "s0.r1", "s0.r2"])
 FENCES = some.integers(1, 4)
 SMALL = some.integers(0, 3)
-GANGS = some.builds(ev.Gang, some.integers(1, 4), some.integers(1, 2), some.integers(0, 3))
+PROFILES = (ev.PartProfile("1g", 1000, 1, 1, (0, 1, 2)), ev.PartProfile("2g", 3500, 1, 2, (0, 2), 1))
+PARTS = some.sampled_from(
+    [ev.DevicePart(3500), ev.DevicePart(1000, 1), ev.DevicePart(1000, 0, "1g"), ev.DevicePart(3500, 0, "2g")]
+)
+GANGS = some.one_of(
+    some.builds(ev.Gang, some.integers(1, 4), some.integers(1, 2), some.integers(0, 3)),
+    some.builds(ev.Gang, some.just(1), some.just(1), some.integers(0, 3), some.just(()), PARTS),
+)
 POLICIES = some.builds(ev.RestartPolicy, SMALL, SMALL, SMALL)
-TIMERS = some.sampled_from(["j0.backoff", "j1.limit", "s0.r2.backoff", "s0.r1.drain", "nobody"])
+TIMERS = some.sampled_from(
+    [
+        "j0.backoff",
+        "j1.limit",
+        "s0.r2.backoff",
+        "s0.r1.drain",
+        "n0.node-drain",
+        "n1.node-quarantine",
+        "nobody",
+    ]
+)
 
 EVENTS: some.SearchStrategy[Any] = some.one_of(
     some.builds(ev.NodeJoined, NODES, some.just("gpu"), some.just(3), some.just(6), some.integers(1, 3)),
@@ -48,6 +65,14 @@ EVENTS: some.SearchStrategy[Any] = some.one_of(
     ),
     some.builds(ev.ServiceScaled, SERVICES, SMALL),
     some.builds(ev.ServiceRemoved, SERVICES),
+    some.builds(ev.KindDescribed, some.just("gpu"), SMALL, some.sampled_from([(), PROFILES])),
+    some.builds(ev.NodeDrainRequested, NODES, some.integers(-1, 3)),
+    some.builds(
+        ev.HealthSet, SMALL, some.integers(1, 2), SMALL, SMALL, some.just(500), some.booleans(), SMALL,
+        some.sampled_from([(), (ev.SpareRule("gpu", 1),)]),
+    ),
+    some.builds(ev.WorkStalled, WORKS, FENCES),
+    some.builds(ev.WorkSlowed, WORKS, FENCES, NODES),
     some.builds(ev.TimerFired, TIMERS),
 )  # fmt: skip
 
