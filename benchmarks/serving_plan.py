@@ -61,8 +61,8 @@ def main() -> None:
         return
     for model, one in found.items():
         print(
-            f"{model}: {one['wall_s']:.1f} s ({one['cpu_s']:.1f} s of CPU), {one['screened']} engines screened, "
-            f"{one['simulated']} deployments simulated; {one['chips']} chips: {one['pools']}"
+            f"{model}: {one['wall_s']:.1f} s ({one['cpu_s']:.1f} s of CPU), {one['screened']} engines "
+            f"screened, {one['simulated']} deployments simulated; {one['chips']} chips: {one['pools']}"
         )
 
 

@@ -47,6 +47,9 @@ def test_vllm_arguments() -> None:
     assert option(launch.vllm, "--max-num-batched-tokens") == "8192"
     assert option(launch.vllm, "--max-model-len") == "9000"
     assert option(launch.vllm, "--kv-cache-dtype") == "fp8"
+    assert option(launch.vllm, "--quantization") == "fp8"
+    (published,) = launches(spec("wide"), "/models/deepseek-v3", 9000, 8, native="fp8")
+    assert "--quantization" not in published.vllm + published.sglang
     assert "--enable-prefix-caching" in launch.vllm
     assert any("spans 2 servers" in note for note in launch.notes)
     prefill, _ = launches(spec("apart", prefix_cache=False), "/m", 9000, 8)

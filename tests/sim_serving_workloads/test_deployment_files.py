@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from groundplane.perfmodel.serving_profiles import serving_calibration
+from groundplane.sim.serving.checkpoint_format import native_weights
 from groundplane.sim.serving.described import build_deployment, measured_factor, scaled_table
 from groundplane.spec.deployment import DeploymentSpec, ReplicaLoss, ReplicaPool
 from groundplane.spec.dump import to_yaml
@@ -151,3 +152,18 @@ def test_what_was_measured_on_a_chip_corrects_all_formats_of_a_model_there() -> 
     assert factor(cluster="mi300xx8") == 1.0
     plain = build_deployment(made(pools=[pool], losses=[], cluster="mi300xx8")).simulated.pools[0].table
     assert np.array_equal(scaled_table(plain, 2.0).decode_ns, 2 * plain.decode_ns)
+
+
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [
+        ("llama-3.1-70b", "bf16"), ("deepseek-v3", "fp8_block"), ("kimi-k2.5", "fp8_block"),
+        ("gpt-oss-120b", "mxfp4"), ("glm-5", "bf16"), ("no-such-model", "bf16"),
+    ],
+)  # fmt: skip
+def test_weights_are_those_published_where_none_are_named(model: str, weights: str) -> None:
+    assert native_weights(model) == weights
+    if model == "deepseek-v3":
+        pool = {"tp": 8, "max_sequences": 32, "max_batched_tokens": 1024}
+        spec = made(pools=[pool], losses=[], model=model, weights=None)
+        assert build_deployment(spec).pools[0].formats.experts == weights

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option(
     "--engine", default="vllm", show_default=True, help="vllm, sglang, trtllm, trtllm-1.0; a list to search."
 )
-@click.option("--weights", help="Checkpoint: bf16, fp8, fp4, ...; a list to search (bf16,fp8).")
+@click.option("--weights", help="Checkpoint: bf16, fp8, fp8_block, fp4, ...; a list to search.")
 @click.option("--cache", help="Format of the key-value cache; a list to search (bf16,fp8).")
 @click.option(
     "--kind", default="aggregated,disaggregated", show_default=True, help="What the search may choose."

@@ -25,6 +25,10 @@ TOKEN_S = 0.03
 """They span two minutes, or so many answers of `TOKEN_S` a token: a service fills before it is judged."""
 
 
+MOST_MISSED = 5
+"""Points of the front that miss the SLO and are shown all the same, the dearest."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """What the search may choose from, as it was written."""
@@ -96,7 +100,7 @@ def search_command(
 
     import msgspec
 
-    from groundplane.design.deployment_plan import DEFAULT_CACHES, DEFAULT_WEIGHTS, plan_serving
+    from groundplane.design.deployment_plan import DEFAULT_CACHES, plan_serving
     from groundplane.spec.errors import InputError, unknown_name
     from groundplane.spec.slo import parse_slo
 
@@ -114,7 +118,7 @@ def search_command(
         rows,
         bounds,
         engines=_words(asked.engine),
-        weights=_words(asked.weights) if asked.weights else DEFAULT_WEIGHTS,
+        weights=_words(asked.weights or ""),
         caches=_words(asked.cache) if asked.cache else DEFAULT_CACHES,
         kinds=kinds,
         usd_per_chip_hour=asked.usd_per_chip_hour,
@@ -177,12 +181,14 @@ def lines(plan: ServingPlan) -> list[str]:
         f"  {'; '.join(option.pools)}, {option.weights}/{option.cache}: {option_words(option)}"
         for option in plan.options[1:]
     ]
-    text += ["", "front of price and latency:"]
+    text += ["", "front of price and latency (all of it with --json):"]
+    shown = [point for point in plan.front if point.meets_slo]
+    shown = [*[point for point in plan.front if not point.meets_slo][-MOST_MISSED:], *shown]
     unit = "USD/h" if plan.priced else "chips"
     text += [
         f"  {point.usd_per_hour:9.2f} {unit}  first token {seconds(point.ttft_p99_s):>8}  each "
         f"{seconds(point.tpot_p99_s):>8}  {'; '.join(point.pools)}"
-        for point in plan.front
+        for point in sorted(shown, key=lambda point: point.usd_per_hour)
     ]
     text += ["", "start it (text to look through; tried on no engine here):"]
     for launch in plan.launch:

@@ -8,7 +8,7 @@ import click
 
 from groundplane.cli.client import json_option, print_json
 
-KINDS = ("job", "service", "cluster")
+KINDS = ("job", "service", "cluster", "deployment", "workload")
 
 
 @click.command(
@@ -16,10 +16,10 @@ KINDS = ("job", "service", "cluster")
     epilog="\b\nExample: groundplane schema job > job.schema.json\n"
     "Then, as a file's first line: # yaml-language-server: $schema=job.schema.json",
 )
-@click.argument("kind", metavar="job|service|cluster")
+@click.argument("kind", metavar="job|service|cluster|deployment|workload")
 @json_option
 def schema_command(kind: str, as_json: bool) -> int:  # noqa: ARG001 - it is JSON in any case
-    """Print the JSON Schema of a job, service or cluster file."""
+    """Print the JSON Schema of a job, service, cluster, deployment or workload file."""
     from groundplane.spec.errors import unknown_name
 
     if kind not in KINDS:
@@ -40,6 +40,14 @@ def schema_of(kind: str) -> dict[str, Any]:
         from groundplane.spec.service import ServiceSpec
 
         return file_schema(ServiceSpec)
+    if kind == "deployment":
+        from groundplane.spec.deployment import DeploymentSpec
+
+        return file_schema(DeploymentSpec)
+    if kind == "workload":
+        from groundplane.spec.request_trace import WorkloadSpec
+
+        return file_schema(WorkloadSpec)
     from groundplane.catalog.file_schema import cluster_file_schema
 
     return cluster_file_schema()

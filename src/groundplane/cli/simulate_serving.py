@@ -157,7 +157,7 @@ def lines(result: ServingResult, slo: str) -> list[str]:
         f"{work.prompt_mean:,.0f} + {work.output_mean:,.0f} tokens",
         *(f"note: {note}" for note in work.notes),
         "",
-        f"{'':<18}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}{'p99.9':>10}   8 of 10 cases at p99",
+        f"{'':<18}{'mean':>12}{'p50':>12}{'p90':>12}{'p99':>12}{'p99.9':>12}   8 of 10 cases at p99",
     ]
     for name, words in LATENCIES.items():
         text.append(_latency_line(words, getattr(latency, name)))
@@ -242,6 +242,6 @@ def _per_million(estimate: Estimate | None) -> str:
 
 def _latency_line(words: str, distribution: Distribution) -> str:
     names = ("mean", "p50", "p90", "p99", "p999")
-    cells = "".join(f"{seconds(getattr(distribution, name).value):>10}" for name in names)
+    cells = "".join(f"{seconds(getattr(distribution, name).value):>12}" for name in names)
     tail = distribution.p99
     return f"{words:<18}{cells}   {seconds(tail.low)} to {seconds(tail.high)}"

@@ -62,7 +62,7 @@ def option_of(trial: Trial) -> Option:
     return Option(
         cluster=spec.cluster,
         pools=pool_words(trial),
-        weights=spec.weights,
+        weights=spec.weights or "as published",
         cache=spec.cache,
         engine=spec.engine,
         routing=spec.routing,

@@ -16,9 +16,9 @@ from groundplane.spec.deployment import DeploymentSpec, ReplicaPool
 
 PORT: Final = 8000
 
-_VLLM_WEIGHTS: Final = {"fp8": "fp8", "fp8_block": "fp8", "int8": "compressed-tensors", "fp4": "modelopt_fp4"}
+_VLLM_WEIGHTS: Final = {"fp8": "fp8", "int8": "compressed-tensors", "fp4": "modelopt_fp4"}
 _VLLM_CACHE: Final = {"fp8": "fp8", "int8": "int8"}
-_SGLANG_WEIGHTS: Final = {"fp8": "fp8", "fp8_block": "fp8", "int8": "w8a8_int8", "fp4": "modelopt_fp4"}
+_SGLANG_WEIGHTS: Final = {"fp8": "fp8", "int8": "w8a8_int8", "fp4": "modelopt_fp4"}
 _SGLANG_CACHE: Final = {"fp8": "fp8_e4m3"}
 
 
@@ -38,7 +38,7 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def launches(
-    spec: DeploymentSpec, model_path: str, longest: int, chips_per_server: int
+    spec: DeploymentSpec, model_path: str, longest: int, chips_per_server: int, native: str = "bf16"
 ) -> tuple[Launch, ...]:
     """One launch a pool.
 
@@ -47,24 +47,26 @@ def launches(
         model_path: what the engine loads: a folder or a name of a model hub.
         longest: tokens of the longest request.
         chips_per_server: beyond them a replica spans servers.
+        native: format of the published checkpoint, which needs no option.
     """
-    return tuple(_launch(spec, pool, model_path, longest, chips_per_server) for pool in spec.pools)
+    return tuple(_launch(spec, pool, model_path, longest, chips_per_server, native) for pool in spec.pools)
 
 
 def _launch(
-    spec: DeploymentSpec, pool: ReplicaPool, model_path: str, longest: int, chips_per_server: int
+    spec: DeploymentSpec, pool: ReplicaPool, model_path: str, longest: int, chips_per_server: int, native: str
 ) -> Launch:
     notes = []
-    weights, cache = pool.weights or spec.weights, pool.cache or spec.cache
+    weights, cache = pool.weights or spec.weights or native, pool.cache or spec.cache
     if pool.num_chips > chips_per_server:
         nodes = -(-pool.num_chips // chips_per_server)
         notes.append(f"one replica spans {nodes} servers: start the command on each, with the first as head")
-    if weights.endswith("_weight_only"):
-        notes.append(f"{weights} weights come with the checkpoint (AWQ, GPTQ): point the model there")
+    if weights == native:
+        weights = ""
+    elif weights not in ("bf16", "fp16", "fp8"):
+        notes.append(f"{weights} weights come with a checkpoint of that kind: point the model there")
     if pool.attention_dp > 1 and pool.ep not in (1, pool.tp * pool.attention_dp):
-        notes.append(
-            f"experts over {pool.ep} of {pool.tp * pool.attention_dp} ranks: engines take all or none"
-        )
+        ranks = pool.tp * pool.attention_dp
+        notes.append(f"experts over {pool.ep} of {ranks} ranks: engines take all or none")
     if pool.role != "both":
         notes.append("prefill and decode find each other through a router or proxy that the engines bring")
     return Launch(

@@ -34,6 +34,7 @@ from groundplane.design.deployment_space import engine_choices
 from groundplane.perfmodel.serving_links import serving_links
 from groundplane.perfmodel.serving_models import serving_llm
 from groundplane.perfmodel.serving_profiles import serving_calibration
+from groundplane.sim.serving.checkpoint_format import native_weights
 from groundplane.sim.serving.described import build_deployment
 from groundplane.sim.serving.results_run import ServingResult, simulate_serving
 from groundplane.sim.serving.workload_rows import RequestRows
@@ -43,7 +44,6 @@ from groundplane.spec.errors import InputError
 from groundplane.spec.llm import LlmSpec
 from groundplane.spec.slo import Slo
 
-DEFAULT_WEIGHTS: Final = ("bf16", "fp8")
 DEFAULT_CACHES: Final = ("bf16", "fp8")
 
 
@@ -83,7 +83,7 @@ def plan_serving(
     slo: Slo,
     *,
     engines: Sequence[str] = ("vllm",),
-    weights: Sequence[str] = DEFAULT_WEIGHTS,
+    weights: Sequence[str] = (),
     caches: Sequence[str] = DEFAULT_CACHES,
     kinds: Sequence[str] = ("aggregated", "disaggregated"),
     usd_per_chip_hour: float | None = None,
@@ -100,7 +100,8 @@ def plan_serving(
         clusters: one or several, by preset or file; the best of all is chosen.
         workload: requests, as `load_workload` gives them.
         slo: bounds that must hold over all requests.
-        engines, weights, caches: what may be used: engines of the calibration, number formats.
+        engines, weights, caches: what may be used: engines of the calibration, number formats (of weights:
+            as published and, where that is bf16, fp8, when none is named).
         kinds: "aggregated", "disaggregated" or both.
         usd_per_chip_hour: price for all clusters, instead of the catalogue's.
         sure: hold the upper ends of intervals against the SLO.
@@ -112,6 +113,7 @@ def plan_serving(
         InputError: unknown names; several clusters and no price for one of them; no engine holds the model.
     """
     llm = serving_llm(model)
+    weights = tuple(weights) or usual_weights(model, llm)
     names = [clusters] if isinstance(clusters, str) else list(clusters)
     found = _clusters(names, usd_per_chip_hour)
     load = load_of(workload)
@@ -128,6 +130,17 @@ def plan_serving(
         notes.append(_why_none(screened, load, slo))
         return _empty(model, slo, len(screened), len(listed), notes)
     return _answer(llm, search, best, len(screened), len(listed), top, notes)
+
+
+def usual_weights(model: str, llm: LlmSpec) -> tuple[str, ...]:
+    """Formats that a model is served in: its published one and, where that is bf16, fp8.
+
+    Mixtures are quantised to fp8 in blocks, as their makers do it.
+    """
+    native = native_weights(model)
+    if native != "bf16":
+        return (native,)
+    return ("bf16", "fp8_block" if llm.is_moe else "fp8")
 
 
 def load_of(rows: RequestRows) -> Load:
@@ -204,7 +217,9 @@ def _answer(
     final = simulate_serving(
         built, search.rows, slo=search.slo, usd_per_chip_hour=price, simulator=search.simulator
     ).result
-    started = launches(best.spec, f"/models/{llm.name}", longest, cluster.server.num_chips)
+    started = launches(
+        best.spec, f"/models/{llm.name}", longest, cluster.server.num_chips, native_weights(search.model)
+    )
     grown = {} if search.over else growth(search, best)
     return ServingPlan(
         model=llm.name,

@@ -118,6 +118,7 @@ class DeploymentSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 
     `cluster` and `model` are catalogue names or files (relative to this file). `usd_per_chip_hour` is one
     chip's price; without it, the catalogue's dated one. `prefix_cache` keeps the blocks of prompts after use.
+    `weights` is the format of the checkpoint, as published where it is not given.
     """
 
     name: Name
@@ -125,7 +126,7 @@ class DeploymentSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     pools: Annotated[tuple[ReplicaPool, ...], Meta(min_length=1, max_length=64)]
     model: str = ""
     engine: str = "vllm"
-    weights: str = "bf16"
+    weights: str | None = None
     cache: str = "bf16"
     prefix_cache: bool = True
     routing: Literal["round_robin", "least_work", "prefix", "session"] = "least_work"

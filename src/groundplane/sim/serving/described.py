@@ -27,6 +27,7 @@ from groundplane.perfmodel.serving_layout import (
 from groundplane.perfmodel.serving_links import serving_links
 from groundplane.perfmodel.serving_models import serving_llm
 from groundplane.perfmodel.serving_profiles import serving_calibration
+from groundplane.sim.serving.checkpoint_format import native_weights
 from groundplane.sim.serving.deployment import (
     AutoscaleSpec,
     CacheSpec,
@@ -163,10 +164,12 @@ def _located(name: str, folder: Path | None) -> str | Path:
 
 
 def _built(spec: DeploymentSpec, pool: ReplicaPool, cluster: ClusterSpec, folder: Path | None) -> BuiltPool:
-    model = serving_llm(str(_located(pool.model or spec.model, folder)))
+    name = str(_located(pool.model or spec.model, folder))
+    model = serving_llm(name)
     engine = pool.engine or spec.engine
     serving_calibration().profile(engine)
-    formats = formats_of(model, pool.weights or spec.weights, pool.cache or spec.cache)
+    weights = pool.weights or spec.weights or native_weights(name)
+    formats = formats_of(model, weights, pool.cache or spec.cache)
     layout = layout_of(model, pool.tp, pool.pp, pool.attention_dp, pool.ep).checked(model)
     capacity = cache_capacity(
         cluster.chip, model, layout, formats, memory_share=pool.memory_share, block_tokens=pool.block_tokens
