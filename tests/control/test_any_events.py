@@ -10,6 +10,7 @@ from hypothesis import strategies as some
 from groundplane.control import events as ev
 from groundplane.control.actions import JobEnded, StartWork
 from groundplane.control.core import ControlCore
+from groundplane.control.devices import overlaps
 from groundplane.control.state import Accounts
 from groundplane.control.views import ledger_view
 
@@ -101,16 +102,21 @@ def test_nothing_raises_and_the_books_balance(steps: list[tuple[int, ev.AnyEvent
         assert view.total_ns == sum(getattr(view, name) for name in Accounts.__struct_fields__)
         for node in core.state.nodes.values():
             all_devices = [index for devices in node.leases.values() for index in devices] + [*node.free]
-            assert sorted(all_devices) == [0, 1, 2]
+            assert sorted([*all_devices, *(shared.device for shared in node.shared)]) == [0, 1, 2]
+            for shared in node.shared:
+                assert shared.parts
+                assert not overlaps(shared.parts.values(), core.state.kinds[node.device_kind])
         leased = [
             index for node in core.state.nodes.values() for held in node.leases.values() for index in held
         ]
+        leased += [0 for node in core.state.nodes.values() for shared in node.shared for _ in shared.parts]
         held = sum(
             len(rank.devices)
             for work in core.state.works.values()
             for rank in work.placement
             if rank.node_id not in work.lost_nodes
         )
-        assert len(leased) == held == view.num_leased
+        assert len(leased) == held
+        assert view.num_leased == sum(3 - len(node.free) for node in core.state.nodes.values())
     assert len(ended) == len(set(ended))
     assert copy.digest() == core.digest()
