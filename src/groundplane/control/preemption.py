@@ -21,7 +21,7 @@ from groundplane.control.events import Gang, PreemptionRules
 from groundplane.control.lifecycle.job import JOB
 from groundplane.control.queue import Entry
 from groundplane.control.state import HeadPlan, Timer, Work
-from groundplane.control.victims import Claim
+from groundplane.control.victim_search import Claim
 
 RETRY_NS = 30_000_000_000
 """After this time a head that found no victims looks again: runs have grown older, checkpoints were made."""
