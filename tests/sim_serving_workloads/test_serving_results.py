@@ -72,7 +72,7 @@ def test_definitions_by_hand() -> None:
     assert not found.meets_slo
     assert found.goodput is not None
     assert found.goodput.share.value == 0.0
-    assert found.shares == pytest.approx(
+    assert {name: share.value for name, share in found.shares.items()} == pytest.approx(
         {"outside": 0.0, "queue": 0.0, "prefill": 11 / 31, "transfer": 0.0, "decode": 20 / 31}
     )
 
@@ -88,7 +88,7 @@ def test_goodput_counts_requests_within_every_bound() -> None:
     assert found.goodput is not None
     assert found.goodput.share.value == pytest.approx(2 / 3)
     assert found.goodput.requests_per_s.value == pytest.approx(2 / 1.031)
-    assert found.shares["queue"] == pytest.approx(31 / (31 + 62 + 31))
+    assert found.shares["queue"].value == pytest.approx(31 / (31 + 62 + 31))
 
 
 def test_refused_requests_are_not_good_and_have_no_latency() -> None:
@@ -138,8 +138,8 @@ def test_a_whole_run(small_deployment: Callable[..., DeploymentSpec], few_reques
     latency, cost = result.latency, result.cost
     assert (latency.requests, latency.ended) == (60, 60)
     assert latency.ttft.p99.low < latency.ttft.p99.value < latency.ttft.p99.high
-    assert sum(latency.shares.values()) == pytest.approx(1.0)
-    assert latency.shares["outside"] > 0
+    assert sum(share.value for share in latency.shares.values()) == pytest.approx(1.0)
+    assert latency.shares["outside"].value > 0
     assert latency.meets_slo
     assert sum(pool.decode_tokens for pool in result.pools) == 60 * 19
     # Two chips from the first arrival to the end, at the catalogue's dated price.
@@ -149,7 +149,12 @@ def test_a_whole_run(small_deployment: Callable[..., DeploymentSpec], few_reques
     assert "2025" in cost.price_source
     assert cost.usd_per_million_output_tokens is not None
     assert cost.usd_per_million_output_tokens.value == pytest.approx(2.95 * 2 * hours / 1200 * 1e6)
-    assert cost.energy_j == pytest.approx(float(run.outcome.replicas.busy_ns.sum()) * 1e-9 * 700.0)
+    assert cost.energy_j is not None
+    assert cost.energy_j.value == pytest.approx(float(run.outcome.replicas.busy_ns.sum()) * 1e-9 * 700.0)
+    assert cost.energy_j.low < cost.energy_j.value < cost.energy_j.high
+    for pool in result.pools:
+        assert 0.0 < pool.busy_share.low < pool.busy_share.value < pool.busy_share.high <= 1.0
+        assert 0.0 < pool.kv_mean_share.value < pool.kv_peak_share.value < 1.0
     assert result.workload.notes == ("as made",)
     plain = msgspec.json.decode(msgspec.json.encode(result))
     assert plain["latency"]["ttft"]["p99"]["value"] == latency.ttft.p99.value

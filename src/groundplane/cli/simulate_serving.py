@@ -9,6 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from groundplane.sim.serving.results import Distribution, Estimate
+    from groundplane.sim.serving.results_cost import PoolResult
     from groundplane.sim.serving.results_run import ServingResult
     from groundplane.sim.serving.workload_rows import RequestRows
 
@@ -171,9 +172,12 @@ def lines(result: ServingResult, slo: str) -> list[str]:
         "",
         f"requests          {ended}; {latency.requests_per_s.value:.3g}/s",
         f"tokens            {latency.output_tokens_per_s.value:,.0f}/s out, "
-        f"{latency.prompt_tokens_per_s.value:,.0f}/s in, {latency.prefix_hit_share:.0%} of prompts cached",
+        f"{latency.prompt_tokens_per_s.value:,.0f}/s in, "
+        f"{latency.prefix_hit_share.value:.0%} of prompts cached",
         "time goes to      "
-        + ", ".join(f"{name} {share:.0%}" for name, share in latency.shares.items() if share >= 0.005),
+        + ", ".join(
+            f"{name} {share.value:.0%}" for name, share in latency.shares.items() if share.value >= 0.005
+        ),
     ]
     if latency.goodput is not None:
         good = latency.goodput
@@ -186,15 +190,19 @@ def lines(result: ServingResult, slo: str) -> list[str]:
             + ("met" if bound.surely_met else "met as predicted, not surely" if bound.met else "missed")
             for bound in latency.bounds
         ]
-    text += [
-        f"{pool.name:<18}{pool.replicas_mean:.3g} replicas of {pool.chips_per_replica} chips, busy "
-        f"{pool.busy_share:.0%}, {pool.batch_mean:.3g} tokens an iteration, cache {pool.kv_mean_share:.0%} "
-        f"(peak {pool.kv_peak_share:.0%}), {pool.preemptions:,} preemptions"
-        for pool in result.pools
-    ]
+    text += [_pool_line(pool) for pool in result.pools]
     text += cost_lines(result)
     text += ["", f"evidence: {result.evidence.grade}; assumed:"]
     return text + [f"  - {assumption}" for assumption in result.assumptions]
+
+
+def _pool_line(pool: PoolResult) -> str:
+    return (
+        f"{pool.name:<18}{pool.replicas_mean:.3g} replicas of {pool.chips_per_replica} chips, busy "
+        f"{pool.busy_share.value:.0%}, {pool.batch_mean:.3g} tokens an iteration, cache "
+        f"{pool.kv_mean_share.value:.0%} (peak {pool.kv_peak_share.value:.0%}), "
+        f"{pool.preemptions:,} preemptions"
+    )
 
 
 LATENCIES = {
@@ -219,10 +227,12 @@ def cost_lines(result: ServingResult) -> list[str]:
             f"cost              {cost.usd_per_hour:.2f} USD/h{each}",
             f"price             {cost.usd_per_chip_hour:.2f} USD a chip and hour ({cost.price_source})",
         ]
-    if cost.energy_j is not None and cost.energy_j_per_output_token is not None:
+    each_j = cost.energy_j_per_output_token
+    if cost.energy_j is not None and each_j is not None:
         text.append(
-            f"energy            {cost.energy_j / 3.6e6:.3g} kWh, "
-            f"{cost.energy_j_per_output_token:.3g} J a token (chips' design power x time busy)"
+            f"energy            {cost.energy_j.value / 3.6e6:.3g} kWh, "
+            f"{each_j.value:.3g} J a token ({each_j.low:.3g} to {each_j.high:.3g}; "
+            "chips' design power x time busy)"
         )
     return text
 

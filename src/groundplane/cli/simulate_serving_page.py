@@ -94,7 +94,7 @@ def _bounds(run: ServingRun) -> Table:
 def _shares(run: ServingRun) -> Chart:
     shares = run.result.latency.shares
     traces = [
-        {"type": "bar", "orientation": "h", "name": name, "x": [100.0 * share], "y": ["requests"]}
+        {"type": "bar", "orientation": "h", "name": name, "x": [100.0 * share.value], "y": ["requests"]}
         for name, share in shares.items()
     ]
     layout = {"barmode": "stack", "height": 200, "xaxis": {"title": "% of the time of all requests"}}
@@ -122,8 +122,8 @@ def _pools(run: ServingRun) -> Table:
     rows = [
         [
             pool.name, pool.role, pool.model, f"{pool.replicas_mean:.3g}", str(pool.chips_per_replica),
-            f"{pool.busy_share:.1%}", f"{pool.batch_mean:.3g}", f"{pool.kv_mean_share:.1%}",
-            f"{pool.kv_peak_share:.1%}", f"{pool.preemptions:,}", f"{pool.starts:,}",
+            f"{pool.busy_share.value:.1%}", f"{pool.batch_mean:.3g}", f"{pool.kv_mean_share.value:.1%}",
+            f"{pool.kv_peak_share.value:.1%}", f"{pool.preemptions:,}", f"{pool.starts:,}",
         ]
         for pool in run.result.pools
     ]  # fmt: skip

@@ -127,9 +127,10 @@ def front_of(trials: list[Trial]) -> tuple[FrontPoint, ...]:
 def bottleneck(built: BuiltDeployment, result: ServingResult) -> str:
     """What most of a request's time goes into: waiting, prompts, or the largest part of decoding."""
     shares = result.latency.shares
-    largest = max(shares, key=lambda name: shares[name], default="decode")
+    largest = max(shares, key=lambda name: shares[name].value, default="decode")
+    spent = shares[largest].value if largest in shares else 0.0
     if largest != "decode":
-        return f"{largest} ({shares.get(largest, 0.0):.0%} of the time of requests)"
+        return f"{largest} ({spent:.0%} of the time of requests)"
     pool, used = built.pools[-1], result.pools[-1]
     work = serving_calibration().profile(pool.engine)
     context = result.workload.prompt_mean + result.workload.output_mean / 2.0
@@ -139,7 +140,7 @@ def bottleneck(built: BuiltDeployment, result: ServingResult) -> str:
     name = max(parts, key=lambda one: parts[one])
     share = parts[name] / sum(parts.values())
     return (
-        f"decode ({shares[largest]:.0%} of the time of requests), in it {name.replace('_', ' ')} "
+        f"decode ({spent:.0%} of the time of requests), in it {name.replace('_', ' ')} "
         f"({share:.0%} of an iteration of {used.batch_mean:.0f} sequences)"
     )
 
@@ -193,7 +194,7 @@ def next_constraint(best: Trial, cluster: ClusterSpec, grown: dict[str, str]) ->
                 f"{tight.name} is nearest to its limit ({tight.value.value / tight.limit_s:.0%} of it)"
             )
     for pool, used in zip(best.spec.pools, result.pools, strict=True):
-        if used.kv_peak_share >= _FULL:
+        if used.kv_peak_share.value >= _FULL:
             reasons.append(f"the cache of {pool.name} is full at its peak")
         if used.batch_mean >= _FULL * pool.max_sequences:
             reasons.append(f"{pool.name} runs its {pool.max_sequences} sequences")

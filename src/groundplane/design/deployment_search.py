@@ -351,7 +351,7 @@ def _scaling(best: Trial) -> list[DeploymentSpec]:
         for pool, result in zip(spec.pools, best.run.result.pools, strict=True):
             least = max(1, round(pool.replicas * share))
             per_rank = max(result.batch_mean * pool.attention_dp, 1.0)
-            busy = max(per_rank / max(result.busy_share, 0.05) * _FILL, 1.0)
+            busy = max(per_rank / max(result.busy_share.value, 0.05) * _FILL, 1.0)
             limits = AutoscaleLimits(
                 max_replicas=pool.replicas, min_replicas=least, target_requests=max(round(busy), 1)
             )

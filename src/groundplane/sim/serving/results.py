@@ -12,6 +12,7 @@ Percentiles interpolate linearly. Knows nothing of files or pages.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -85,8 +86,8 @@ class LatencyResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_s: Estimate
     prompt_tokens_per_s: Estimate
     output_tokens_per_s: Estimate
-    shares: dict[str, float]
-    prefix_hit_share: float
+    shares: dict[str, Estimate]
+    prefix_hit_share: Estimate
     goodput: Goodput | None
     bounds: tuple[BoundResult, ...]
 
@@ -113,6 +114,16 @@ class Runs(msgspec.Struct, frozen=True):
     fast: Outcome | None
     slow: Outcome | None
     evidence: ServingEvidence
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """The central outcome and, where intervals are asked for, the fast and the slow one."""
+        return tuple(run for run in (self.central, self.fast, self.slow) if run is not None)
+
+    def over(self, figure: Callable[[Outcome], float]) -> Estimate:
+        """A figure of the central outcome, with the bounds that the others give it."""
+        values = [figure(outcome) for outcome in self.outcomes]
+        return _estimate(values[0], values)
 
 
 def latency_result(
@@ -147,11 +158,8 @@ def latency_result(
         requests_per_s=rate(float(ended.sum()), "requests"),
         prompt_tokens_per_s=rate(float(requests.prompt_tokens[ended].sum()), "prompt"),
         output_tokens_per_s=rate(float(outcome.output_tokens[chosen].sum()), "output"),
-        shares=_shares(requests, outcome, ended, outside_ns),
-        prefix_hit_share=_ratio(
-            float((outcome.hit_tokens + outcome.tier_hit_tokens)[ended].sum()),
-            float(requests.prompt_tokens[ended].sum()),
-        ),
+        shares=_shares(runs, chosen, outside_ns),
+        prefix_hit_share=runs.over(lambda one: _hit_share(requests, one, chosen)),
         goodput=_goodput(runs, chosen, slo) if slo else None,
         bounds=tuple(_bound(distributions, bound.name, bound.limit_s) for bound in slo),
     )
@@ -187,11 +195,7 @@ def metric_s(requests: Requests, outcome: Outcome, name: str) -> FloatArray:
 def _distribution(runs: Runs, chosen: np.ndarray, name: str, model: int | None) -> Distribution:
     """Statistics of the central run; bounds from the fast and slow ones and the evidence's own spread."""
     central, count = _statistics(runs.requests, runs.central, chosen, name, model)
-    others = [
-        _statistics(runs.requests, run, chosen, name, model)[0]
-        for run in (runs.fast, runs.slow)
-        if run is not None
-    ]
+    others = [_statistics(runs.requests, run, chosen, name, model)[0] for run in runs.outcomes[1:]]
     spread = runs.evidence.ttft if name in ("ttft", "queue") else runs.evidence.tpot
     estimates = {}
     for statistic in STATISTICS:
@@ -269,12 +273,26 @@ def _rate(runs: Runs, chosen: np.ndarray, total: float, name: str) -> Estimate:
         return _ratio(amount, _duration_s(runs.requests, outcome, chosen))
 
     value = _ratio(total, _duration_s(runs.requests, runs.central, chosen))
-    return _estimate(value, [value, *(one(run) for run in (runs.fast, runs.slow) if run is not None)])
+    return _estimate(value, [value, *(one(run) for run in runs.outcomes[1:])])
 
 
-def _shares(
-    requests: Requests, outcome: Outcome, ended: np.ndarray, outside_ns: np.ndarray
+def _hit_share(requests: Requests, outcome: Outcome, chosen: np.ndarray) -> float:
+    ended = (outcome.state == State.ENDED) & chosen
+    found = outcome.hit_tokens + outcome.tier_hit_tokens
+    return _ratio(float(found[ended].sum()), float(requests.prompt_tokens[ended].sum()))
+
+
+def _shares(runs: Runs, chosen: np.ndarray, outside_ns: np.ndarray) -> dict[str, Estimate]:
+    each = [_shares_of(runs.requests, one, chosen, outside_ns) for one in runs.outcomes]
+    return {
+        name: _estimate(share, [one[name] for one in each if name in one]) for name, share in each[0].items()
+    }
+
+
+def _shares_of(
+    requests: Requests, outcome: Outcome, chosen: np.ndarray, outside_ns: np.ndarray
 ) -> dict[str, float]:
+    ended = (outcome.state == State.ENDED) & chosen
     if not ended.any():
         return {}
     arrival, admitted = requests.arrival_ns[ended], outcome.admitted_ns[ended]
@@ -309,9 +327,7 @@ def good_requests(requests: Requests, outcome: Outcome, slo: Slo) -> np.ndarray:
 
 def _goodput(runs: Runs, chosen: np.ndarray, slo: Slo) -> Goodput:
     found = []
-    for outcome in (runs.central, runs.fast, runs.slow):
-        if outcome is None:
-            continue
+    for outcome in runs.outcomes:
         good = good_requests(runs.requests, outcome, slo) & chosen
         duration_s = _duration_s(runs.requests, outcome, chosen)
         found.append((_ratio(good.sum(), duration_s), _ratio(good.sum(), chosen.sum())))

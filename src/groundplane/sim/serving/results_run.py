@@ -127,9 +127,9 @@ def simulate_serving(
         workload=_described(workload),
         latency=latency,
         by_model=by_model,
-        pools=pool_results(built, central),
+        pools=pool_results(built, runs),
         cost=cost_result(
-            built, central, latency, int(requests.prompt_tokens[done].sum()),
+            built, runs, latency, int(requests.prompt_tokens[done].sum()),
             usd_per_chip_hour=usd_per_chip_hour,
         ),
         evidence=evidence,
