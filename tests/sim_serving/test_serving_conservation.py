@@ -1,8 +1,8 @@
 """What must hold after any simulation, whatever the scenario."""
 
-from conftest import check_conservation, random_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving_scenarios import check_conservation, random_scenario
 
 from groundplane.sim.serving.fast import clock
 from groundplane.sim.serving.fast import columns as c
@@ -17,7 +17,7 @@ from groundplane.sim.serving.simulate import simulate
 @settings(max_examples=60, deadline=None)
 def test_every_request_ends_once_and_nothing_is_lost(seed: int, count: int) -> None:
     requests, deployment = random_scenario(seed, count)
-    check_conservation(requests, deployment, simulate(requests, deployment, log=True))
+    check_conservation(requests, deployment, simulate(requests, deployment, log=True, simulator="fast"))
 
 
 @given(seed=st.integers(min_value=1000, max_value=10**9))

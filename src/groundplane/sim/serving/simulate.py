@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal
 
 import numpy as np
 
@@ -12,6 +15,13 @@ from groundplane.sim.serving.outcome import Outcome
 from groundplane.sim.serving.prepare import Prepared, prepare
 from groundplane.sim.serving.requests import Requests
 
+Simulator = Literal["auto", "fast", "reference"]
+
+PLAIN_TOKENS: Final = 20_000
+"""Outputs up to which the plain simulator is quicker than compiling: one to three seconds for each."""
+
+_FAST: Final = "groundplane.sim.serving.fast.run"
+
 
 def simulate(
     requests: Requests,
@@ -19,7 +29,8 @@ def simulate(
     *,
     log: bool = False,
     sample_ns: int | None = None,
-    simulator: Literal["fast", "reference"] = "fast",
+    simulator: Simulator = "auto",
+    notify: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Serves the requests and says what came of each.
 
@@ -28,20 +39,34 @@ def simulate(
         deployment: what serves them.
         log: keep every event (48 bytes each, one an iteration and a few a request).
         sample_ns: time between samples of the replicas' state; a 256th of the arrivals' span if not given.
-        simulator: the compiled one, or the plain one that it equals and that is some hundred times slower.
+        simulator: the compiled one ("fast"), or the plain one ("reference") that it equals and that is some
+            hundred times slower. Compiling takes most of a minute, once; until then "auto" gives small work
+            to the plain one.
+        notify: is told, in one line, before something is compiled.
 
     Raises:
         InputError: a deployment or requests that are not sound; see `prepare`.
     """
     prepared = prepare(requests, deployment, sample_ns)
-    if simulator == "reference":
+    cold = not _was_compiled()
+    small = int(requests.output_tokens.sum()) + len(requests) <= PLAIN_TOKENS
+    if simulator == "reference" or (simulator == "auto" and cold and small):
         from groundplane.sim.serving.reference import run as plain
 
         outcome = plain.run(prepared)
         return _with_outside(prepared, outcome if log else dataclasses.replace(outcome, log=None))
+    if cold and notify is not None:
+        notify("compiling the serving simulator, once for this installation: about a minute")
     from groundplane.sim.serving.fast import run as compiled
 
     return _with_outside(prepared, compiled.run(prepared, log=log))
+
+
+def _was_compiled() -> bool:
+    """Whether this process has the compiled simulator already, or finds it in the package's own cache."""
+    if _FAST in sys.modules:
+        return True
+    return any((Path(__file__).parent / "fast" / "__pycache__").glob("clock.advance-*.nbi"))
 
 
 def _with_outside(prepared: Prepared, outcome: Outcome) -> Outcome:

@@ -23,13 +23,28 @@ _INNER: Final = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def compiled(function: _F) -> _F:
-    """Compiles a function that compiled ones call. Integers divide as in Python; indices are not checked."""
-    return cast(_F, cast(Any, njit)(cache=True, error_model="numpy", **_INNER)(function))
+    """Compiles a function that compiled ones call, and Python must not: it has no way in.
+
+    Integers divide as in Python; indices are not checked.
+    """
+    return cast(_F, cast(Any, njit)(cache=_CACHE, error_model="numpy", **_INNER)(function))
 
 
 def called_from_python(function: _F) -> _F:
     """Compiles a function that Python calls."""
-    return cast(_F, njit(cache=True, error_model="numpy")(function))
+    return cast(_F, njit(cache=_CACHE, error_model="numpy")(function))
+
+
+def _can_cache() -> bool:
+    """Whether numba finds a folder that it can write: beside the sources, or the user's cache."""
+    try:
+        njit(cache=True)(_can_cache)
+    except RuntimeError:
+        return False
+    return True
+
+
+_CACHE: Final = _can_cache()
 
 
 def discard_stale() -> None:

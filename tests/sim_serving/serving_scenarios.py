@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 
 import numpy as np
-import pytest
 
 from groundplane.sim.serving.deployment import (
     AutoscaleSpec,
@@ -171,8 +170,3 @@ def assert_same(one: object, other: object, where: str = "outcome") -> None:
             assert first == second, name
         else:
             assert_same(first, second, name)
-
-
-@pytest.fixture
-def scenario() -> object:
-    return random_scenario
