@@ -1,4 +1,4 @@
-"""From rules for queues and for nodes as a person writes them to the events that set them."""
+"""From rules for queues and nodes, and windows, as a person writes them to the events that set them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from groundplane.control.events import (
     PreemptionRules,
     QueueRule,
     SpareRule,
+    WindowSet,
 )
 from groundplane.spec.health import HealthSpec
 from groundplane.spec.policy import PolicySpec, PreemptionSpec
+from groundplane.spec.window import WindowSpec
 
 S = 1_000_000_000
 
@@ -61,3 +63,15 @@ def _preemption(spec: PreemptionSpec | None) -> PreemptionRules | None:
         min_run_ns=round(spec.min_run_s * S),
         max_preemptions=spec.max_preemptions,
     )
+
+
+def window_event(spec: WindowSpec, now_ns: int) -> WindowSet:
+    """The event that announces a window.
+
+    Args:
+        now_ns: the clock that the core's events are stamped with, nanoseconds since 1970.
+    """
+    begin_ns = now_ns + round((spec.begin_in_s or 0) * S)
+    if spec.begin_at is not None:
+        begin_ns = max(0, round(spec.begin_at.timestamp() * 1_000_000) * 1000)
+    return WindowSet(spec.name, spec.nodes, begin_ns, begin_ns + round(spec.duration_s * S), spec.queue)
