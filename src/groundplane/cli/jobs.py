@@ -278,7 +278,11 @@ def _show_waiting(decision: Any) -> None:
     if not decision or decision["state"] != "queued":
         return
     needed = decision["needed"]
-    click.echo(f"Needs: {needed['num_ranks']} ranks of {needed['devices_per_rank']} devices, all at once")
+    if needed["part"] is None:
+        click.echo(f"Needs: {needed['num_ranks']} ranks of {needed['devices_per_rank']} devices, all at once")
+    else:
+        part = needed["part"]
+        click.echo(f"Needs: {part['profile'] or str(part['units'] // 7) + '/1000'} of one device")
     for free in decision["available"]:
         click.echo(
             f"Free:  {free['free_devices']} {free['device_kind']}, room for {free['ranks_that_fit']} ranks"

@@ -15,7 +15,6 @@ from groundplane.cli.client import (
     fail,
     json_option,
     print_json,
-    print_table,
     show_span,
     state_option,
 )
@@ -136,6 +135,7 @@ def down_command(state: Path, grace: float, as_json: bool) -> int:
 @json_option
 def status_command(state: Path, as_json: bool) -> int:
     """Show the platform's processes, nodes, jobs, services and where device time went."""
+    from groundplane.cli.nodes import show_nodes
     from groundplane.platform.runtime import upfile
     from groundplane.spec.units import show_bytes
 
@@ -161,20 +161,7 @@ def status_command(state: Path, as_json: bool) -> int:
     for name, process in processes.items():
         if process is None or not process["alive"]:
             click.echo(f"  {name} is not running" + (f": {up.trouble}" if up and up.trouble else ""))
-    print_table(
-        ["NODE", "STATE", "DEVICES", "FREE", "MEMORY FREE", "HELD BY"],
-        [
-            [
-                node["node_id"],
-                node["state"] + (", cordoned" if node["is_cordoned"] else ""),
-                f"{node['num_devices']} {node['device_kind']}",
-                str(node["num_free"]),
-                f"{show_bytes(node['free_memory_bytes'])} of {show_bytes(node['memory_bytes'])}",
-                ", ".join(dict.fromkeys(holder for holder in node["holders"] if holder)) or "-",
-            ]
-            for node in nodes
-        ],
-    )
+    show_nodes(nodes)
     for what in ("jobs", "services"):
         counts = ", ".join(f"{count} {name}" for name, count in sorted(status[what].items()))
         click.echo(f"{what}: {counts or 'none'}")

@@ -144,8 +144,7 @@ def waiting_reason(core: ControlCore, leaf: str, mine: Entry, gang: Gang, num_ah
     )
     limit = core.shares.limit_reached(leaf, gang)
     if limit is not None:
-        rule, usage = core.state.queues[limit], core.state.usage.get(limit)
-        held = 0 if usage is None else usage.num_devices
+        rule, held = core.state.queues[limit], core.shares.num_held(limit)
         return f"{need}; queue {limit} holds {held} devices of at most {rule.limit_devices}"
     head = core.scheduler.head()
     if head is None or mine < head:

@@ -110,10 +110,18 @@ class Shares:
         return both // (2 * (1 if rule is None else rule.weight))
 
     def num_borrowed(self, name: str) -> int:
-        """Whole devices that a queue and those below it hold beyond its guarantee; negative below it."""
-        rule, usage = self._state.queues.get(name), self._state.usage.get(name)
-        held = 0 if usage is None else usage.num_devices
-        return held - (0 if rule is None else rule.guaranteed_devices)
+        """Devices that a queue and those below it hold beyond its guarantee; negative below it."""
+        rule = self._state.queues.get(name)
+        return self.num_held(name) - (0 if rule is None else rule.guaranteed_devices)
+
+    def num_held(self, name: str) -> int:
+        """Devices that a queue and those below it hold; all parts together are rounded up."""
+        usage = self._state.usage.get(name)
+        if usage is None:
+            return 0
+        if not usage.units:
+            return usage.num_devices
+        return usage.num_devices - (-sum(usage.units.values()) // UNITS_PER_DEVICE)
 
     def is_owed(self, leaf: str, beside: str) -> bool:
         """Whether a queue has some of its guarantee left, as the other, where their ways part, has not."""
@@ -134,8 +142,7 @@ class Shares:
             return kept[0]
         rule, usage = self._state.queues.get(name), self._state.usage.get(name)
         guaranteed = 0 if rule is None else rule.guaranteed_devices
-        used = 0 if usage is None else usage.num_devices
-        key = (used >= guaranteed, self.weighted_share(name), name)
+        key = (self.num_held(name) >= guaranteed, self.weighted_share(name), name)
         step_ns = self._state.half_life_ns // _STEPS
         valid_ns = _FOR_EVER_NS if usage is None or step_ns == 0 else usage.since_ns + step_ns
         self._level_keys[name] = (key, valid_ns)
