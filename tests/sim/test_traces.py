@@ -92,6 +92,8 @@ def test_a_load_is_made_by_other_arrivals(tmp_path: Path) -> None:
         ("submit_s,devices,run_s\n0,0,1\n", "jobs.csv:2: devices: must be a number from 1"),
         ("submit_s,devices,run_s\n-1,1,1\n", "jobs.csv:2: submit_s"),
         ("job_id,submit_s,devices,run_s\na,0,1,1\na,0,1,1\n", "job_id: must not name a job twice"),
+        ("submit_s,devices,run_s\n0,1,1\n1e12,1,1\n", "submit_s: must not spread over more than"),
+        ('submit_s,devices,run_s\n0,1,"' + "x" * 200_000, "is no CSV: field larger than field limit"),
     ],
 )
 def test_bad_csvs_are_one_clear_line(tmp_path: Path, text: str, message: str) -> None:

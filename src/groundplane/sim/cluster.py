@@ -243,7 +243,8 @@ class _Run:
         timeline = self._timeline
         if timeline is not None:
             timeline.sample(self._agenda.now_ns, self._driver.core)
-            self._agenda.after(timeline.interval_ns, self._sample, LAST)
+            if len(self._agenda):  # else nothing will ever happen again, which is told elsewhere
+                self._agenda.after(timeline.interval_ns, self._sample, LAST)
 
     def _submit_next(self, rest: Iterator[SimJob]) -> None:
         """Plans the next submission only, so that a million of them do not crowd the agenda."""

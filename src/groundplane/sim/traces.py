@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ import numpy as np
 
 from groundplane.sim.workload import SimJob, Training, gang_of
 from groundplane.spec.errors import InputError, nearest_name, unknown_name
-from groundplane.spec.load import read_text
+from groundplane.spec.load import MAX_FILE_BYTES, read_text
 
 S = 1_000_000_000
 SHORTEST_RUN_S: Final = 1.0
@@ -26,6 +26,8 @@ SHORTEST_RUN_S: Final = 1.0
 LONGEST_S: Final = 10.0 * 366 * 86_400
 """Later than this is no time of a trace but a date, or a mistake."""
 MAX_GANG: Final = 1 << 20
+MAX_TRACE_BYTES: Final = 2 << 30
+"""Largest trace that is read."""
 
 COLUMNS: Final = ("submit_s", "devices", "run_s", "predicted_s", "queue", "priority", "job_id", "model",
                   "global_batch", "seq", "steps")  # fmt: skip
@@ -143,7 +145,7 @@ def _run_times(path: Path) -> np.ndarray:
 
 
 def _read_csv(path: Path, options: TraceOptions) -> list[SimJob]:
-    reader = csv.reader(read_text(path).splitlines())
+    reader = _lines_of(path)
     header = next(reader, None)
     if not header:
         raise InputError("has no header", file=str(path))
@@ -153,20 +155,42 @@ def _read_csv(path: Path, options: TraceOptions) -> list[SimJob]:
     drawn = None if options.run_times is None else _run_times(options.run_times)
     random = np.random.default_rng(options.seed)
     jobs = []
-    for cells in reader:
+    for number, cells in enumerate(reader, start=2):
         if not cells:
             continue
         if len(cells) != len(names):
             rule = f"must have {len(names)} cells, as the header has, not {len(cells)}"
-            raise InputError(rule, file=str(path), line=reader.line_num)
-        row = _Row(path, reader.line_num, cells, places)
+            raise InputError(rule, file=str(path), line=number)
+        row = _Row(path, number, cells, places)
         jobs.append(_acme_job(row, options) if is_acme else _job(row, options, drawn is not None))
     if not jobs:
         raise InputError("has no jobs", file=str(path))
     jobs.sort(key=lambda job: job.submit_ns)
+    if jobs[-1].submit_ns - jobs[0].submit_ns > LONGEST_S * S:
+        rule = f"must not spread over more than {LONGEST_S:.0f} s (is it in milliseconds?)"
+        raise InputError(rule, file=str(path), field="submit_s", value=jobs[-1].submit_ns // S)
     if len({job.job_id for job in jobs}) < len(jobs):
         raise InputError("must not name a job twice", file=str(path), field="job_id")
     return _finished(jobs, drawn, random, options.prediction_sigma)
+
+
+def _lines_of(path: Path) -> Iterator[list[str]]:
+    """The cells of each line."""
+    reader = csv.reader(_text_of(path).splitlines())
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise InputError(f"is no CSV: {error}", file=str(path), line=reader.line_num) from None
+
+
+def _text_of(path: Path) -> str:
+    """The text of a trace, which may be larger than what people write by hand."""
+    try:
+        if MAX_FILE_BYTES < path.stat().st_size <= MAX_TRACE_BYTES:
+            return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        pass  # said by the next line
+    return read_text(path)
 
 
 def _finished(
