@@ -36,6 +36,7 @@ from groundplane.platform.runtime.node_routes import NODE_HANDLERS
 from groundplane.platform.runtime.operation import body_operation
 from groundplane.platform.runtime.service_desk import Service, ServiceDesk
 from groundplane.platform.runtime.state import hidden_password
+from groundplane.platform.runtime.window_desk import WINDOW_HANDLERS
 from groundplane.spec.errors import InputError
 from groundplane.spec.job import JobSpec
 from groundplane.spec.quantity import Name, Seconds
@@ -297,4 +298,5 @@ HANDLERS: Final = [
     submit_job, list_jobs, view_job, cancel_job, job_logs, explain_job, deploy_service, list_services,
     view_service, scale_service, remove_service, list_replicas, work_logs, read_ledger, status,
     list_keys, create_key, revoke_key, *NODE_HANDLERS,
+    *WINDOW_HANDLERS,
 ]  # fmt: skip
