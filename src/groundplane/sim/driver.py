@@ -79,9 +79,10 @@ class SimDriver:
         """Handles an event and makes it durable; nothing is carried out yet."""
         now_ns = self.now_ns()
         actions = self.core.handle(now_ns, event)
-        for action in actions:
-            if isinstance(action, StartWork):
-                self._boots[action.work_id] = self._boots_of(action)
+        if self._send is not None:  # else nothing comes between deciding and carrying out
+            for action in actions:
+                if isinstance(action, StartWork):
+                    self._boots[action.work_id] = self._boots_of(action)
         self._num_records += 1
         if self._keep_journal:
             self.journal.append(
