@@ -21,19 +21,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import common
 import msgspec
 import numpy as np
+from fit_serving_throughput import FILE as THROUGHPUT_FILE
+from fit_serving_throughput import throughput_profile
 
 from groundplane.perfmodel.evidence import Evidence, FloatArray, evidence_of
 from groundplane.perfmodel.serving_fit import Runs, Slopes, fit_profile
 from groundplane.perfmodel.serving_profiles import FITTED, Correction, EngineProfile, correction_in
 from groundplane.perfmodel.validation.serving_prices import ServingPricer
 from groundplane.perfmodel.validation.serving_rows import COLUMNS, ServingCase, cases_of
+from groundplane.perfmodel.validation.serving_throughput import ENGINE
 from groundplane.perfmodel.validation.table import Row, read_table
 
 FILE = "serving_silicon.csv"
 ENGINES = ("sglang", "trtllm", "trtllm-1.0", "vllm")
 START = {name: EngineProfile(name, prompts_first=name == "sglang") for name in ENGINES}
 TIMINGS = ("ttft", "tpot")
-FEW_RUNS = 4.0
+FEW_RUNS = 10.0
 """Runs of a kind at which half of their median error becomes a correction."""
 
 Both = tuple[FloatArray, FloatArray]
@@ -67,6 +70,8 @@ def main() -> None:
         without |= left_out(own, slopes)
         report(profile, own.cases, {"fitted": fitted, "half of configurations unseen": halved,
                                     "(model, system) unseen": unseen})  # fmt: skip
+    older, spreads[f"throughput/{ENGINE}"] = throughput_profile()
+    profiles.append(older)
     data = {
         "source": "published serving runs, see calibration/manifest/serving.json",
         "profiles": msgspec.to_builtins(profiles),
@@ -79,7 +84,7 @@ def main() -> None:
     common.write_manifest(
         "serving",
         "calibration/fit_serving.py",
-        {FILE: len(cases)},
+        {FILE: len(cases), THROUGHPUT_FILE: spreads[f"throughput/{ENGINE}"].num_points},
         [f"src/groundplane/catalog/calibration/{name}" for name in ("serving.json", "points_serving.csv")],
     )
 

@@ -47,8 +47,8 @@ class Iteration:
 
     `products` are dense linear layers, `experts` routed ones, `attend` reads the cache for one query a
     sequence, `prompt` attends over prompts, `passing` all other passes over memory, `reduce` the collectives
-    of tensor parallelism, `exchange` those of expert parallelism, `head` the vocabulary. `kernels` counts
-    those whose floor is in none of these.
+    of tensor parallelism, `exchange` those of expert parallelism, `head` the vocabulary. `floors` is what the
+    kernels of products, experts and decoding take however little they do; `kernels` counts all others.
     """
 
     products: FloatArray
@@ -59,6 +59,7 @@ class Iteration:
     reduce: FloatArray
     exchange: FloatArray
     head: FloatArray
+    floors: FloatArray
     kernels: FloatArray
 
     @staticmethod
@@ -139,10 +140,10 @@ class IterationPricer:
         result = Iteration.nothing(batch.decode.shape)
         rows, hidden, tp = batch.rows, float(self.model.hidden), float(self.layout.tp)
         for outputs, inputs in self._projections(layer.attention):
-            result.products += self._product(self.formats.projections, rows, outputs, inputs)
+            self._add_product(result, self.formats.projections, rows, outputs, inputs)
         if layer.mlp is not None:
             gates = 2.0 if layer.mlp.gated else 1.0
-            result.products += self._block(rows, layer.mlp.ffn / tp, gates, result)
+            self._add_block(result, rows, layer.mlp.ffn / tp, gates)
         if layer.moe is not None:
             self._add_experts(result, layer.moe, batch)
         self._add_attention(result, layer.attention, batch)
@@ -173,24 +174,26 @@ class IterationPricer:
             return [*shapes, (latent + attention.q_rank, hidden), (queries, float(attention.q_rank))]
         return [*shapes, (latent + queries, hidden)]
 
-    def _block(self, rows: FloatArray, inner: float, gates: float, result: Iteration) -> FloatArray:
+    def _add_block(self, result: Iteration, rows: FloatArray, inner: float, gates: float) -> None:
         hidden = float(self.model.hidden)
         result.kernels += 1.0
         result.passing += rows * inner * ((gates + 1.0) * _ELEMENT_BYTES / self._rate)
-        first = self._product(self.formats.linear, rows, inner * gates, hidden)
-        return first + self._product(self.formats.linear, rows, hidden, inner)
+        self._add_product(result, self.formats.linear, rows, inner * gates, hidden)
+        self._add_product(result, self.formats.linear, rows, hidden, inner)
 
     def _add_experts(self, result: Iteration, moe: MoeSpec, batch: _Batch) -> None:
         layout, hidden = self.layout, float(self.model.hidden)
         curve = self._kernels.experts(self.formats.experts)
-        result.experts += curve.time_s(
+        seconds = curve.time_s(
             self.chip, self.formats.experts, batch.rows * layout.attention_dp, hidden,
             moe.expert_ffn / layout.expert_tp, float(moe.top_k), float(moe.experts), float(layout.expert_ep),
         )  # fmt: skip
-        result.products += self._product("bf16", batch.rows, moe.experts, hidden)
+        result.experts += seconds - curve.floor_s
+        result.floors += curve.floor_s
+        self._add_product(result, "bf16", batch.rows, float(moe.experts), hidden)
         result.kernels += 2.0
         if moe.shared_ffn:
-            result.products += self._block(batch.rows, moe.shared_ffn / layout.tp, 2.0, result)
+            self._add_block(result, batch.rows, moe.shared_ffn / layout.tp, 2.0)
         if layout.attention_dp > 1:
             self._add_exchange(result, moe, batch)
 
@@ -212,8 +215,12 @@ class IterationPricer:
             result.exchange += collective_time_s(self.links, "reduce_scatter", whole, inside, domains)
         result.kernels += 4.0
 
-    def _product(self, weights: str, rows: FloatArray, outputs: float, inputs: float) -> FloatArray:
-        return self._kernels.product(weights).time_s(self.chip, weights, rows, outputs, inputs)
+    def _add_product(
+        self, result: Iteration, weights: str, rows: FloatArray, outputs: float, inputs: float
+    ) -> None:
+        curve = self._kernels.product(weights)
+        result.products += curve.time_s(self.chip, weights, rows, outputs, inputs) - curve.floor_s
+        result.floors += curve.floor_s
 
     # Attention
     # -----------------------------------------------------------------------------------------------
@@ -234,7 +241,8 @@ class IterationPricer:
         alone = curve.time_s(
             self.chip, batch.decode, seen, heads, kv_heads, stored / kv_heads, width, batch.queries
         )
-        result.attend += np.where(batch.decode > 0, alone, 0.0)
+        result.attend += np.where(batch.decode > 0, alone - curve.floor_s, 0.0)
+        result.floors += np.where(batch.decode > 0, curve.floor_s, 0.0)
         if latent:
             kv_heads = heads
         queries = batch.prefill / np.maximum(batch.prompts, 1.0)
@@ -262,7 +270,8 @@ class IterationPricer:
     def _add_head(self, total: Iteration, batch: _Batch) -> None:
         vocab = np.ceil(self.model.vocab / self.layout.tp)
         rows = np.maximum(batch.decode * batch.queries + np.where(batch.prefill > 0, batch.prompts, 0.0), 1.0)
-        total.head += self._product("bf16", rows, vocab, float(self.model.hidden))
+        curve = self._kernels.product("bf16")
+        total.head += curve.time_s(self.chip, "bf16", rows, vocab, float(self.model.hidden))
         # Logits are gathered, turned into probabilities and drawn from, in float32.
         total.head += rows * self.model.vocab * (4.0 * 4.0 / self._rate)
         total.kernels += 6.0

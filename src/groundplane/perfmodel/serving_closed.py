@@ -22,8 +22,10 @@ from groundplane.perfmodel.serving_tables import EngineSeconds
 ROUNDS: Final = 10
 """Requests that a client sends in a run (InferenceMAX: `num_prompts = 10 x concurrency`)."""
 
-MOST_REQUESTS: Final = 20_000
+MOST_REQUESTS: Final = 5_000
+_LEAST_ROUNDS: Final = 2
 _ROUNDS_OF_BALANCE: Final = 6
+_MOST_ENGINES: Final = 16
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ def closed_times(
     times = closed_loop(seconds, limits, prompt, output, clients, profile.request_s)
     tpot_s = float(np.mean(times.decode_s / np.maximum(output - 1.0, 1.0)))
     ttft_s = float(np.mean(times.ttft_s))
+    if output.size > clients:
+        first_s, later_s = float(np.mean(times.ttft_s[:clients])), float(np.mean(times.ttft_s[clients:]))
+        ttft_s = profile.rush * first_s + (1.0 - profile.rush) * later_s
     ttft_s += outside_s(profile, load.prompt, prompt_alone_s(seconds, load.prompt), tpot_s)
     rate = load.clients * load.output / (ttft_s + load.output * tpot_s)
     return ClosedTimes(ttft_s, tpot_s, rate)
@@ -86,15 +91,23 @@ def split_times(
     for _ in range(_ROUNDS_OF_BALANCE):
         each = max(decoding / (decode_engines * decode.ranks), 1.0)
         tpot_s = _decode_s(decode, each, load.prompt + 0.5 * load.output) / decode.tokens
-        ttft_s = (
-            queued_s(clients, min(ROUNDS * clients, MOST_REQUESTS), servers, service_s, load.output * tpot_s)
-            + tpot_s
-        )
+        ttft_s = queued_s(clients, ROUNDS * clients, servers, service_s, load.output * tpot_s) + tpot_s
         share = load.output * tpot_s / (load.output * tpot_s + ttft_s)
         decoding = 0.5 * decoding + 0.5 * clients * share
     ttft_s += outside_s(profile, load.prompt, service_s, tpot_s) + profile.handover_s
     rate = clients * load.output / (ttft_s + load.output * tpot_s)
     return ClosedTimes(ttft_s, tpot_s, rate)
+
+
+def prompt_engines(
+    prefill: EngineSeconds, decode: EngineSeconds, load: ClosedLoad, decode_engines: int
+) -> int:
+    """The fewest engines for prompts that keep up with those that decode, as who tunes a deployment takes."""
+    each = max(load.clients / (decode_engines * decode.ranks), 1.0)
+    tpot_s = _decode_s(decode, each, load.prompt + 0.5 * load.output) / decode.tokens
+    prompts_per_s = load.clients / (load.output * tpot_s)
+    busy = prompts_per_s * prompt_alone_s(prefill, load.prompt) / prefill.ranks
+    return int(np.clip(np.ceil(busy), 1, _MOST_ENGINES))
 
 
 def outside_s(profile: EngineProfile, prompt: float, alone_s: float, tpot_s: float) -> float:
@@ -111,7 +124,7 @@ def held_tokens(capacity: CacheCapacity, load: ClosedLoad) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _lengths(load: ClosedLoad, clients: int) -> tuple[FloatArray, FloatArray]:
-    number = max(min(ROUNDS * clients, MOST_REQUESTS), clients)
+    number = max(min(ROUNDS * clients, MOST_REQUESTS), _LEAST_ROUNDS * clients)
     drawn = np.random.default_rng(clients).uniform(-load.spread, load.spread, (2, number))
     return (
         np.maximum(np.round(load.prompt * (1.0 + drawn[0])), 1.0),

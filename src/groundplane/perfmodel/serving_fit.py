@@ -21,10 +21,12 @@ from groundplane.perfmodel.serving_profiles import FITTED, EngineProfile
 Times = Callable[[EngineProfile], tuple[FloatArray, FloatArray]]
 """Time to first token and per token of the runs under a profile."""
 
-_SCALES: Final = frozenset({"weights", "experts", "prompts", "links", "cache"})
-_REACH: Final = {True: 2.5, False: 8.0}
-_PRIOR: Final = {True: 0.25, False: 1.0}
-"""How far, in logarithms, a scale or a time may usually go from its start: one standard deviation."""
+_TIGHT: Final = frozenset({"weights", "experts", "cache"})
+_LOOSE: Final = frozenset({"prompts", "links", "floors"})
+_REACH: Final = (1.6, 2.5, 8.0)
+_PRIOR: Final = (0.1, 0.25, 1.0)
+"""How far a scale of what kernel tables say, another scale, or a time may go from its start: the largest
+factor, and one standard deviation of its logarithm."""
 
 _SPREAD: Final = (0.2, 0.1)
 """Errors, in logarithms, beyond which a first token's time and a token's time count less than their square.
@@ -65,15 +67,14 @@ def fit_profile(
         near: slopes of a fit to nearly the same runs, to begin from and to keep.
     """
     prior = _logs(start)
-    scales = np.array([name in _SCALES for name in FITTED])
-    sigma = np.where(scales, _PRIOR[True], _PRIOR[False])
-    reach = np.log(np.where(scales, _REACH[True], _REACH[False]))
+    place = [0 if name in _TIGHT else 1 if name in _LOOSE else 2 for name in FITTED]
+    sigma, reach = np.array(_PRIOR)[place], np.log(np.array(_REACH)[place])
     root = np.sqrt(np.concatenate([runs.weight, runs.weight]))
     spread = np.repeat(_SPREAD, runs.weight.size)
     measured = np.log(np.concatenate([runs.ttft_s, runs.tpot_s]))
 
     def errors(point: FloatArray) -> FloatArray:
-        return _log_times(times, start, point) - measured
+        return np.asarray(_log_times(times, start, point) - measured, dtype=np.float64)
 
     def rated(error: FloatArray, point: FloatArray) -> FloatArray:
         return np.concatenate([root * _bounded(error / spread), (point - prior) / sigma])

@@ -123,7 +123,8 @@ class DecodeCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time of attention of one query a sequence over a paged cache, one layer on one rank.
 
     memory = the cache of context + `extra_tokens` tokens / (`memory_share` x bandwidth), compute = the
-    products / (`peak_share` x bf16 peak), joined as in `ProductCurve`, and `head_s` for each sequence and key head.
+    products / (`peak_share` x bf16 peak), joined as in `ProductCurve`, and `head_s` for each sequence and
+    key head.
     """
 
     floor_s: float

@@ -35,7 +35,7 @@ def _place(value: float, steps: int, last: int) -> tuple[int, float]:
 def on_line(table: Floats, value: float) -> float:
     """A table by rows at a value."""
     cell, share = _place(value, ROW_STEPS, table.size - 1)
-    return table[cell] + (table[cell + 1] - table[cell]) * share
+    return float(table[cell] + (table[cell + 1] - table[cell]) * share)
 
 
 @numba.njit(cache=True)
@@ -49,7 +49,7 @@ def on_plane(table: Floats, first: float, second: float, shift: int) -> float:
         column += shift
     upper = table[row, column] + (table[row, column + 1] - table[row, column]) * right
     lower = table[row + 1, column] + (table[row + 1, column + 1] - table[row + 1, column]) * right
-    return upper + (lower - upper) * down
+    return float(upper + (lower - upper) * down)
 
 
 @numba.njit(cache=True)

@@ -23,20 +23,22 @@ Timing = Literal["ttft", "tpot"]
 class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The numbers of one engine (name and class of versions).
 
-    An iteration takes `host_s`, `host_sequence_s` a sequence and `kernel_s` a kernel without a floor of its
-    own, beside the chip's work: `weights` times products and head, `experts` times those of the same name,
-    `cache` times reading the cache, `links` times collectives. A prompt adds `prompts` times its work, and
-    `prompt_host_s` to the iteration. A request waits `request_s` and `request_token_s` for each prompt token
-    outside the engine, `echo` times its own prompt's work and `first_tokens` tokens more for its first token,
-    and `handover_s` where prefill and decode are apart. `chunk_tokens` and `max_sequences` are the most an
-    iteration takes, `prompts_first` says that prompts and decoding do not share one; `acceptance` is the
-    share of drafts that hold.
+    An iteration takes `host_s`, `host_sequence_s` a sequence, `floors` times the floors of kernels (one
+    begins before the last has ended) and `kernel_s` for each of the others, beside the chip's work: `weights`
+    times products and head, `experts` times those of the same name, `cache` times reading the cache, `links`
+    times collectives. A prompt adds `prompts` times its work, and `prompt_host_s` to the iteration. A request
+    waits `request_s` and `request_token_s` for each prompt token outside the engine, `echo` times its own
+    prompt's work and `first_tokens` tokens more for its first token, and `handover_s` where prefill and
+    decode are apart; `rush` is the weight of a client's first request, all of which come at once, in the mean.
+    `chunk_tokens` and `max_sequences` are the most an iteration takes, `prompts_first` says that prompts and
+    decoding do not share one; `acceptance` is the share of drafts that hold.
     """
 
     name: str
     host_s: float = 1e-3
     host_sequence_s: float = 1e-5
     kernel_s: float = 1.5e-6
+    floors: float = 0.7
     weights: float = 1.0
     experts: float = 1.0
     prompts: float = 1.0
@@ -47,6 +49,7 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_token_s: float = 2e-6
     first_tokens: float = 2.0
     echo: float = 0.5
+    rush: float = 0.1
     handover_s: float = 5e-2
     chunk_tokens: float = 8192.0
     max_sequences: float = 1024.0
@@ -62,13 +65,13 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "prompt_attention": iteration.prompt,
             "memory_bound": iteration.passing,
             "communication": self.links * (iteration.reduce + iteration.exchange),
-            "launch": self.kernel_s * iteration.kernels,
+            "launch": self.floors * iteration.floors + self.kernel_s * iteration.kernels,
         }
 
 
 FITTED: Final = (
-    "host_s", "host_sequence_s", "kernel_s", "weights", "experts", "prompts", "links", "cache",
-    "prompt_host_s", "request_s", "request_token_s", "first_tokens", "echo", "handover_s",
+    "host_s", "host_sequence_s", "kernel_s", "floors", "weights", "experts", "prompts", "links", "cache",
+    "prompt_host_s", "request_s", "request_token_s", "first_tokens", "echo", "rush", "handover_s",
 )  # fmt: skip
 """Numbers of a profile that are fitted to measurements."""
 

@@ -81,6 +81,7 @@ def engine_seconds(grids: EngineGrids, profile: EngineProfile) -> EngineSeconds:
         dense_s=profile.weights * rows.products
         + rows.passing
         + profile.links * rows.reduce
+        + profile.floors * rows.floors
         + profile.kernel_s * rows.kernels,
         expert_s=profile.experts * rows.experts + profile.links * rows.exchange,
         head_s=profile.weights * rows.head,

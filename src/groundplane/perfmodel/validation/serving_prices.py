@@ -13,7 +13,7 @@ import numpy as np
 from groundplane.catalog.resolve import resolve_cluster
 from groundplane.perfmodel.evidence import FloatArray
 from groundplane.perfmodel.serving import IterationPricer
-from groundplane.perfmodel.serving_closed import ClosedLoad, closed_times, split_times
+from groundplane.perfmodel.serving_closed import ClosedLoad, closed_times, prompt_engines, split_times
 from groundplane.perfmodel.serving_layout import CacheCapacity, cache_capacity
 from groundplane.perfmodel.serving_links import serving_links
 from groundplane.perfmodel.serving_profiles import EngineProfile
@@ -67,8 +67,13 @@ class ServingPricer:
         case, decode, prefill = self.cases[index], self._decode[index], self._prefill[index]
         load = ClosedLoad(case.prompt, case.output, case.concurrency, case.spread)
         if case.prefill is not None and prefill is not None:
+            workers = case.prefill.num_workers
+            if "prefill_num_workers" in case.inferred:
+                workers = prompt_engines(
+                    seconds[id(prefill)], seconds[id(decode)], load, case.decode.num_workers
+                )
             times = split_times(
-                seconds[id(prefill)], seconds[id(decode)], profile, load, case.prefill.num_workers,
+                seconds[id(prefill)], seconds[id(decode)], profile, load, workers,
                 case.decode.num_workers,
             )  # fmt: skip
         else:

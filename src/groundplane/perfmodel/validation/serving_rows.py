@@ -61,6 +61,10 @@ _FIRST_RELEASE: Final = re.compile(r"^(1\.0\.|gpt-oss-dev)")
 _FULL: Final = 0.95
 """Share of memory beyond which weights leave no room: such a row states its layout wrongly."""
 
+_RANK_REQUESTS: Final = 128.0
+_ENGINE_REQUESTS: Final = 8.0
+_FEW_ENGINES: Final = 4.0
+_MOST_ENGINES: Final = 9.0
 _LARGEST_TP: Final = 8
 _RANDOM_SHARE: Final = 0.9
 _RANDOM_SPREAD: Final = 1.0 / 9.0
@@ -148,6 +152,8 @@ def _case(row: Row) -> ServingCase:
     if row.text("mode") == "disagg":
         prefill = _stage(row, "prefill_", model, open_fields)
         decode = _stage(row, "decode_", model, open_fields)
+        if "decode_num_workers" in open_fields:
+            decode = msgspec.structs.replace(decode, num_workers=_usual_engines(decode.layout, concurrency))
     else:
         decode = _stage(row, "", model, open_fields)
         # A batch is that of one rank: what is left of the concurrency are other engines.
@@ -213,6 +219,17 @@ def _stage(row: Row, prefix: str, model: LlmSpec, open_fields: list[str]) -> Sta
     if tp > _LARGEST_TP and not _squared(tp, dp, expert_tp, expert_ep):
         open_fields.append(prefix + "tp_size")
     return Stage(layout, int(workers or 1))
+
+
+def _usual_engines(layout: ServingLayout, concurrency: float) -> int:
+    """Engines that decode, where the row does not say: as in rows that do.
+
+    Ranks with their own requests hold up to 128 each on one or two engines; tensor-parallel engines are there
+    for short times, so that each of up to nine gets one request, later eight and more.
+    """
+    if layout.attention_dp > 1:
+        return max(1, round(concurrency / (layout.attention_dp * _RANK_REQUESTS)))
+    return int(min(max(concurrency / _ENGINE_REQUESTS, min(concurrency, _FEW_ENGINES)), _MOST_ENGINES))
 
 
 def _squared(tp: int, dp: int, expert_tp: int, expert_ep: int) -> bool:
