@@ -32,7 +32,7 @@ class SortedList(Generic[ItemT]):
     __slots__ = ("_chunks", "_lasts", "_length")
 
     def __init__(self, items: Iterable[ItemT] = ()) -> None:
-        ordered = sorted(items)
+        ordered = sorted(items) if items else []
         self._length = len(ordered)
         self._chunks = [ordered[at : at + CHUNK_LENGTH] for at in range(0, len(ordered), CHUNK_LENGTH)]
         self._lasts = [chunk[-1] for chunk in self._chunks]
