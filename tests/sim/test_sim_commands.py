@@ -170,6 +170,10 @@ def test_simulate_training_jobs_of_a_trace(command, tmp_path: Path) -> None:
     code, _, err = command("simulate", "cluster", "4x8", "--trace", str(trace))
     assert (code, err.count("\n")) == (2, 1)
     assert "j0.steps: needs a cluster of the catalogue" in err
+    trace.write_text("submit_s,devices,model,steps\n0,16,lama-3-8b,100\n")
+    code, _, err = command("simulate", "cluster", "dgx-h100x4", "--trace", str(trace))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "j0.model: unknown model" in err
 
 
 @pytest.mark.parametrize(
@@ -185,6 +189,7 @@ def test_simulate_training_jobs_of_a_trace(command, tmp_path: Path) -> None:
         (["4x8", "--run-times", "x.csv"], "--run-times: needs --trace"),
         (["4x8", "--trace", "nowhere.csv"], "nowhere.csv: no such file"),
         (["4x8", "--checkpoint-every", "1"], "--checkpoint-every"),
+        (["4x8", "--html", "nowhere/page.html"], "nowhere/page.html: cannot be written: no such folder"),
         (["4x8", "--faults", "--reliability", "rsc1"], "did you mean 'rsc-1'"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from test_sim_commands import sqlite_journal
 
 from groundplane.cli.what_if import what_if_command
 from groundplane.control import events as ev
@@ -121,6 +122,15 @@ def test_the_command_on_a_simulated_journal(tmp_path: Path) -> None:
     shown = CliRunner().invoke(what_if_command, arguments)
     assert "nothing was changed: this was a copy" in shown.output
     assert journal.read_bytes() == before
+
+
+def test_the_command_on_the_state_folder_of_a_platform(tmp_path: Path) -> None:
+    """A SQLite journal whose older records were dropped for a snapshot."""
+    core = sqlite_journal(tmp_path / "groundplane.db", first=20)
+    result = CliRunner().invoke(what_if_command, [str(tmp_path), "--down", "1", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["digest_before"] == found["digest_after"] == core.digest()
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,9 @@ def cluster_command(
     if every_s < 1.0:
         raise InputError("must be at least 1 s", field="--checkpoint-every", value=checkpoint_every)
     place = place_of(cluster)
+    for path in (html, journal):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError("cannot be written: no such folder", file=str(path))
     names = [name.strip() for name in policies.split(",") if name.strip()]
     if not names:
         raise InputError("must name a policy", field="--policy", value=policies)

@@ -128,9 +128,11 @@ def ask(question: Question) -> list[Answer]:
     if question.reliability:
         found = resolve_reliability(question.reliability)
         rates = FaultRates.of(found).scaled(question.fault_factor)
+    physics = physics_of(question.place)
+    _check_models(question.jobs, physics)
     world = World(
         site=question.place.site,
-        physics=physics_of(question.place),
+        physics=physics,
         fault_rates=rates,
         checkpoint_every_ns=int(question.checkpoint_every_s * S),
         seed=question.seed,
@@ -167,6 +169,20 @@ def check_jobs(jobs: Sequence[SimJob], place: Place) -> None:
         if job.training is not None and job.training.steps and place.spec is None:
             rule = "needs a cluster of the catalogue or a cluster file: steps take as long as its chips need"
             raise InputError(rule, field=f"{job.job_id}.steps", value=job.training.steps)
+
+
+def _check_models(jobs: Sequence[SimJob], physics: Physics) -> None:
+    """Prices each kind of training job once, so that one that cannot be is refused before anything runs."""
+    seen = set()
+    for job in jobs:
+        kind = (job.training, job.num_devices)
+        if job.training is not None and kind not in seen:
+            seen.add(kind)
+            try:
+                physics.ideal_run_ns(job)
+                physics.checkpoint_ns(job)
+            except InputError as error:
+                raise error.at(field=f"{job.job_id}.model") from None
 
 
 def _check_limits(jobs: Sequence[SimJob], policy: PolicySet) -> None:

@@ -141,7 +141,7 @@ class TrainingSpeed:
         fits = np.flatnonzero(needed <= usable_bytes(self._cluster.chip.memory_bytes, self._memory))
         if not len(fits):
             rule = f"{training.model} does not fit {devices} x {self._cluster.chip.name} in any usual layout"
-            raise InputError(rule, field=job.job_id)
+            raise InputError(rule)
         few = layouts.take(fits)
         num_nodes = -(-devices // self._cluster.server.num_chips)
         times_s = price_training(work, self._placed(num_nodes, ()), few, self._profile).step_s
