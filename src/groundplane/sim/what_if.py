@@ -23,8 +23,8 @@ from groundplane.control.events import (
     PolicySet,
     QueueRule,
 )
-from groundplane.control.state import CoreState
 from groundplane.control.forecast import Forecast, JobForecast
+from groundplane.control.state import CoreState
 from groundplane.spec.errors import InputError, nearest_name
 
 S = 1_000_000_000
