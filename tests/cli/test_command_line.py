@@ -183,4 +183,5 @@ def test_an_unforeseen_exception_is_one_line_and_a_file(
     assert capfd.readouterr().err == (
         f"groundplane: this is a bug in Groundplane, please report it with {report}: RuntimeError: first line\n"
     )
-    assert "Traceback" in report.read_text() and "second line" in report.read_text()
+    assert "Traceback" in report.read_text()
+    assert "second line" in report.read_text()
