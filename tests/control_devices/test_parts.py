@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from groundplane.control import events as ev
+from groundplane.control.actions import StopWork
 from groundplane.control.devices import UNUSED, fits, overlaps, use_of, use_with, ways
 from groundplane.control.events import UNITS_PER_DEVICE, DevicePart, Gang, QueueRule
 from groundplane.spec.errors import InputError, InvariantError
@@ -287,3 +288,30 @@ def test_whatever_comes_and_goes_nothing_is_held_twice_and_the_books_close(data:
             whole = [index for devices in node.leases.values() for index in devices]
             cut = [shared.device for shared in node.shared]
             assert sorted([*node.free, *whole, *cut]) == list(range(node.num_devices))
+
+
+def test_a_part_of_higher_priority_takes_a_device_from_a_job_that_may_be_preempted() -> None:
+    hand = Hand(PLAIN)
+    hand.node("n0", 1, 0, kind="plain")
+    hand.tell(ev.PolicySet((), preemption=ev.PreemptionRules(min_run_ns=0, checkpoint_wait_ns=0)))
+    hand.submit("low", Gang(1, 1, 0), 0)
+    hand.started("low.a1", 1)
+    actions = hand.submit("high", fraction(250), 10, priority=5)
+    assert [action.work_id for action in actions if isinstance(action, StopWork)] == ["low.a1"]
+    assert starts(hand.gone("low.a1", "stopped", 11)) == ["high.a1"]
+    assert hand.core.state.jobs["low"].restarts_used == 0
+    assert starts(hand.submit("beside", fraction(750), 12, priority=5)) == ["beside.a1"]
+
+
+def test_parts_start_in_the_reservation_of_their_queue_only() -> None:
+    hand = Hand(PLAIN)
+    hand.node("n0", 1, 0, kind="plain")
+    hand.tell(ev.PolicySet((QueueRule("own"),)))
+    hand.tell(ev.WindowSet("w", ("n0",), 10 * S, 100 * S, "own"), 0)
+    hand.timer("window.w.begin", 10)
+    hand.submit("other", fraction(250), 11, queue="else")
+    hand.submit("mine", fraction(250), 12, queue="own")
+    hand.submit("more", fraction(250), 13, queue="own")
+    assert [hand.state(job) for job in ("other", "mine", "more")] == ["queued", "starting", "starting"]
+    hand.timer("window.w.end", 100)
+    assert hand.state("other") == "starting"

@@ -8,14 +8,16 @@ each window has a pool of its own. Decides nothing.
 from __future__ import annotations
 
 from groundplane.control.placement import Pools
+from groundplane.control.sharing import PartPlacer, Sharing
 from groundplane.control.state import CoreState, Node, Window
 
 
 class Calendar:
     """Windows by node, and their pools."""
 
-    def __init__(self, state: CoreState) -> None:
+    def __init__(self, state: CoreState, sharing: Sharing) -> None:
         self._state = state
+        self._sharing = sharing
         self._of_node: dict[str, str] = {}
         self.pools: dict[str, Pools] = {}
         self.refill()
@@ -26,11 +28,17 @@ class Calendar:
     def refill(self) -> None:
         """The windows are others than before; nodes have to be told to every pool again."""
         self._of_node.clear()
-        self.pools = {window_id: Pools() for window_id in self._state.windows}
+        self.pools = {window_id: self._pools_of(window_id) for window_id in self._state.windows}
         for window_id, window in self._state.windows.items():
             self._of_node |= dict.fromkeys(window.node_ids, window_id)
         for node in self._state.nodes.values():  # in the order of joining, also after a restart
             self.node_changed(node)
+
+    def _pools_of(self, window_id: str) -> Pools:
+        def is_elsewhere(node: Node) -> bool:
+            return self._of_node.get(node.node_id) != window_id
+
+        return Pools(parts=PartPlacer(self._sharing, is_elsewhere))
 
     def node_changed(self, node: Node) -> None:
         """The node is new or changed."""

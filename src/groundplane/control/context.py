@@ -27,7 +27,7 @@ class Context:
         self.shares = Shares(state)
         self.mix = Mix(state)
         self.sharing = Sharing(state, self.mix)
-        self.calendar = Calendar(state)
+        self.calendar = Calendar(state, self.sharing)
         self.pools = Pools(
             self._num_not_set_aside,
             parts=PartPlacer(self.sharing, self.calendar.is_set_aside),

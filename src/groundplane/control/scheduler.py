@@ -282,7 +282,7 @@ class Scheduler:
         has_started = False
         for window_id, window in context.state.windows.items():
             pools = context.calendar.pools[window_id]
-            if pools.num_free() == 0 or (window.has_begun and not window.queue):
+            if (pools.num_free() == 0 and not context.sharing) or (window.has_begun and not window.queue):
                 continue
             longest_ns = window.begin_ns - context.now_ns
             if longest_ns < 0 and not window.has_begun:

@@ -10,8 +10,12 @@ decides nothing.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from groundplane.control.calendar import Calendar
+from groundplane.control.devices import UNUSED, fits
 from groundplane.control.elastic import is_enlarged
+from groundplane.control.events import Gang
 from groundplane.control.ledger import ranks_by_node
 from groundplane.control.placement import Pool, Pools
 from groundplane.control.plan import MAX_TIMETABLES, End, Timetable
@@ -77,13 +81,19 @@ class Victims:
         Nobody has to where enough devices are free or on their way already.
         """
         if claim.gang.part is not None:
-            return None
+            claim = replace(claim, gang=self._device_for(claim.gang))
         best: Found | None = None
         for pool in self._pools.pools_for(claim.gang):
             found = Search(self._state, self._shares, claim, pool).run(self._timetable(pool, claim))
             if found is not None and (best is None or found.last_key < best.last_key):
                 best = found
         return best
+
+    def _device_for(self, gang: Gang) -> Gang:
+        """Who asks for a part takes a whole device from others, of a kind that can give the part."""
+        kinds, known = gang.kinds or tuple(self._state.kinds), self._state.kinds
+        able = tuple(kind for kind in kinds if gang.part and fits(UNUSED, gang.part, known.get(kind)))
+        return Gang(1, 1, gang.memory_bytes_per_rank, able or ("",))
 
     def _opens(self, node: Node) -> int:
         return -1 if self._calendar.is_set_aside(node) else 0
