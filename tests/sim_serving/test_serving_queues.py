@@ -33,7 +33,7 @@ def test_md1_waits_as_pollaczek_and_khinchine_say() -> None:
 
 
 def test_mmc_waits_as_erlang_says() -> None:
-    servers, load, count, step_ns, mean_steps = 4, 0.7, 400_000, 100_000, 300
+    servers, load, count, step_ns, mean_steps = 4, 0.7, 400_000, 100_000, 120
     draw = np.random.default_rng(5)
     rate = load * servers / (mean_steps * step_ns)
     arrival = np.cumsum(draw.exponential(1 / rate, count)).astype(np.int64)

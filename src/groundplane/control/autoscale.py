@@ -73,5 +73,5 @@ def replicas_wanted(
     memory[DOWN_MOST] = max(memory[DOWN_MOST], wanted)
     if now_ns - memory[DOWN_SINCE] >= down_patience_ns:
         memory[DOWN_SINCE] = NOT_SINCE
-        return memory[DOWN_MOST]
+        return int(memory[DOWN_MOST])
     return num_replicas
