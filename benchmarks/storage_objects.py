@@ -1,8 +1,8 @@
 """A million small objects in a bucket: put, listed, read in shuffled order, with the memory that it takes.
 
 Each step runs in a process of its own, whose peak memory is told. `--objects` sets how many there are. Mosaic
-streaming reads the same bytes, packed by its own writer into shards in the same bucket; it reads shards where we
-read objects, so its rate says what packing is worth, not who is better.
+streaming reads the same bytes, packed by its own writer into shards in the same bucket; it reads shards where
+we read objects, so its rate says what packing is worth, not who is better.
 """
 
 from __future__ import annotations

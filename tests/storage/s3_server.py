@@ -5,6 +5,7 @@ Used by the tests here and by `benchmarks/storage.py`.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -64,6 +65,7 @@ class S3Server:
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
+            preexec_fn=_die_with_parent,
         )
         self._wait(folder)
 
@@ -129,6 +131,11 @@ class S3Server:
                 return
         self.close()
         raise RuntimeError("SeaweedFS did not start:\n" + (folder / "weed.log").read_text()[-2000:])
+
+
+def _die_with_parent() -> None:
+    """Ends with the thread that started it, also when that is killed (PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def free_ports(count: int) -> list[int]:
