@@ -93,3 +93,19 @@ def test_the_workload_has_the_load_asked_for() -> None:
 )
 def test_gangs_are_whole_nodes_beyond_one(devices: int, gang: Gang) -> None:
     assert gang_of(devices, 8) == gang
+
+
+def test_a_gang_is_as_slow_as_its_slowest_node() -> None:
+    """All nodes are slow by a half, and nothing else goes wrong: 100 s of work take 150 s."""
+    rates = FaultRates(
+        ranks_per_device_day=0.0, nodes_per_node_day=0.0, silences_per_node_day=0.0,
+        control_planes_per_day=0.0, slow_node_share=1.0, slow_node_factor=1.5,
+    )  # fmt: skip
+    run = run_cluster(
+        num_nodes=1,
+        devices_per_node=2,
+        jobs=[job(0, 0, 2, 100)],
+        fault_rates=rates,
+        physics=UniformPhysics(start_delay_ns=2 * S, stop_delay_ns=0),
+    )
+    assert run.jobs[0].ended_ns == pytest.approx(152 * S, abs=10**8)

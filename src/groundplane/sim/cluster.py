@@ -275,14 +275,15 @@ class _Run:
                 run_ns=physics.run_ns(ideal_ns, job, action.placement),
                 stop_ns=physics.stop_ns(action.placement),
             )
+        slow = 1.0 if self._faults is None else self._faults.slowdown(action.placement)
         step = max(0, self._driver.core.state.jobs[action.owner_id].checkpoint_step)
         rest_ns = max(0, ideal_ns - step * every_ns)
         stall_ns = physics.checkpoint_ns(job)
         num_checkpoints = max(0, rest_ns - 1) // every_ns
         script = Script(
             start_ns=physics.start_ns(action.placement),
-            run_ns=physics.run_ns(rest_ns, job, action.placement) + num_checkpoints * stall_ns,
-            checkpoint_every_ns=physics.run_ns(every_ns, job, action.placement) + stall_ns,
+            run_ns=int(slow * physics.run_ns(rest_ns, job, action.placement)) + num_checkpoints * stall_ns,
+            checkpoint_every_ns=int(slow * physics.run_ns(every_ns, job, action.placement)) + stall_ns,
             first_step=step,
             stop_ns=physics.stop_ns(action.placement),
         )

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from groundplane.control.actions import RankPlacement
 from groundplane.control.events import AnyEvent, NodeBack, NodeFenced, NodeJoined, NodeSilent
 from groundplane.sim.agenda import FIRST, Agenda
 from groundplane.sim.engine import SimEngine
@@ -41,6 +42,8 @@ class FaultRates:
     seen_after_s: float = 30.0
     fenced_after_s: float = 120.0
     control_plane_back_after_s: float = 5.0
+    slow_node_share: float = 0.0
+    slow_node_factor: float = 1.0
 
     @staticmethod
     def of(spec: ReliabilitySpec) -> FaultRates:
@@ -55,6 +58,8 @@ class FaultRates:
             seen_after_s=spec.detection_s,
             fenced_after_s=spec.fencing_s,
             control_plane_back_after_s=spec.control_plane_back_s,
+            slow_node_share=spec.slow_node_share,
+            slow_node_factor=spec.slow_node_factor,
         )
 
     def scaled(self, factor: float) -> FaultRates:
@@ -105,6 +110,10 @@ class Faults:
         self._offer = offer
         self._reachable = reachable
         num_nodes = len(engine.nodes)
+        num_slow = round(rates.slow_node_share * num_nodes)
+        names = list(engine.nodes)
+        chosen = random.permutation(num_nodes)[:num_slow] if num_slow else ()
+        self._slow_nodes = frozenset(names[int(index)] for index in chosen)
         self._again(rates.nodes_per_node_day * num_nodes, self._node_dies)
         self._again(rates.silences_per_node_day * num_nodes, self._node_falls_silent)
         self._again(rates.control_planes_per_day, self._control_plane_dies)
@@ -113,6 +122,11 @@ class Faults:
         """When the first rank of a gang would fail by itself."""
         per_day = self._rates.ranks_per_device_day * num_devices
         return float(self._random.exponential(DAY_S / per_day)) if per_day > 0 else float("inf")
+
+    def slowdown(self, placement: tuple[RankPlacement, ...]) -> float:
+        """How many times as long a gang takes for the slow nodes in it: as long as the slowest."""
+        is_slow = any(rank.node_id in self._slow_nodes for rank in placement)
+        return self._rates.slow_node_factor if is_slow else 1.0
 
     def _again(self, per_day: float, deed: Callable[[], None]) -> None:
         """Plans the next occurrence, which plans the one after it."""

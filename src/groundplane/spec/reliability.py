@@ -17,7 +17,8 @@ class ReliabilitySpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     A hardware failure takes a whole node until it is repaired; a rank failure (software) takes nothing but
     the gang. A node that dies or falls silent is noticed after `detection`, and a dead one is proven dead
-    after `fencing`. `sources` as in the catalogue.
+    after `fencing`. Of all nodes `slow_node_share` are slow: a gang with one of them takes `slow_node_factor`
+    times as long. `sources` as in the catalogue.
     """
 
     name: Name
@@ -30,4 +31,6 @@ class ReliabilitySpec(Struct, frozen=True, forbid_unknown_fields=True):
     repair_s: Seconds = msgspec.field(default=4 * 3600.0, name="repair")
     silence_s: Seconds = msgspec.field(default=120.0, name="silence")
     control_plane_back_s: Seconds = msgspec.field(default=5.0, name="control_plane_back")
+    slow_node_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    slow_node_factor: Annotated[float, Meta(ge=1.0, le=100.0)] = 1.35
     sources: dict[str, str] = {}
