@@ -181,7 +181,8 @@ def test_an_unforeseen_exception_is_one_line_and_a_file(
     (report,) = tmp_path.iterdir()
     assert ending.value.code == 3
     assert capfd.readouterr().err == (
-        f"groundplane: this is a bug in Groundplane, please report it with {report}: RuntimeError: first line\n"
+        "groundplane: this is a bug in Groundplane, "
+        f"please report it with {report}: RuntimeError: first line\n"
     )
     assert "Traceback" in report.read_text()
     assert "second line" in report.read_text()
