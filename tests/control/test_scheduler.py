@@ -57,6 +57,14 @@ def test_the_head_is_not_delayed_by_longer_jobs(hand: Hand) -> None:
     assert starts(hand.submit("just right", at_s=20, predicted_s=80)) == ["just right.a1"]
 
 
+def test_a_time_limit_stands_for_a_prediction(hand: Hand) -> None:
+    hand.node("n0", devices=4)
+    hand.submit("running", devices=3, limit_s=100)
+    hand.submit("head", devices=4, at_s=10)
+    assert starts(hand.submit("too long", at_s=20, limit_s=81)) == []
+    assert starts(hand.submit("just right", at_s=20, limit_s=80)) == ["just right.a1"]
+
+
 def test_what_the_head_will_not_need_may_be_used_for_as_long_as_one_likes(hand: Hand) -> None:
     hand.node("n0", devices=2)
     hand.node("n1", devices=1)

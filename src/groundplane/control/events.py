@@ -219,7 +219,8 @@ class HealthSet(Event, frozen=True):
 
 
 class JobSubmitted(Event, frozen=True):
-    """A job enters the queue. `predicted_run_ns` is 0 where nothing was predicted.
+    """A job enters the queue. `predicted_run_ns` is 0 where nothing was predicted; a time limit then stands
+    for it.
 
     `larger_ranks` are numbers of ranks beyond those of `gang` that it can run with too, ascending. The jobs
     in `after` must succeed before it. Of those that name the same `group` at most `group_limit` wait for

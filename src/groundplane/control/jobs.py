@@ -50,7 +50,7 @@ class Jobs:
             restart=event.restart,
             stop_grace_ns=event.stop_grace_ns,
             time_limit_ns=event.time_limit_ns,
-            predicted_run_ns=event.predicted_run_ns,
+            predicted_run_ns=event.predicted_run_ns or event.time_limit_ns,
             submitted_ns=state.now_ns,
             is_preemptible=event.is_preemptible,
             larger_ranks=event.larger_ranks,
