@@ -195,8 +195,8 @@ class HealthSet(Event, frozen=True):
 
     A node on which `max_failures` attempts or replicas of at least `min_owners` jobs and services failed
     within `window_ns` goes into quarantine (0: never) for `quarantine_ns` (0: until an operator opens it),
-    but never more than `most_per_mille` of the nodes of a kind, or one if that is less. A node that slows a gang
-    down goes there at once if `replaces_stragglers`, and the gang has `straggler_wait_ns` for its next
+    but never more than `most_per_mille` of the nodes of a kind, or one if that is less. A node that slows a
+    gang down goes there at once if `replaces_stragglers`, and the gang has `straggler_wait_ns` for its next
     checkpoint.
     """
 
