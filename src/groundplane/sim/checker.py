@@ -35,7 +35,6 @@ from groundplane.control.events import (
     NodeSilent,
     NodeUncordoned,
     PolicySet,
-    QueueRule,
     RestartPolicy,
     ServiceDeployed,
     TimerFired,
@@ -49,6 +48,7 @@ from groundplane.control.state import Accounts
 from groundplane.sim.books import Books, Expected, Place
 from groundplane.sim.engine import SimEngine
 from groundplane.sim.held_parts import Holders, is_twice, units_of
+from groundplane.sim.kept_rules import KeptRules
 from groundplane.sim.promises import Promises
 from groundplane.sim.promises import ViolationError as ViolationError  # noqa: PLC0414
 
@@ -121,10 +121,7 @@ class Checker:
         self._works: dict[str, _Work] = {}
         self._seen_works: dict[str, int] = {}
         self._last_fence = 0
-        self._rules: dict[str, QueueRule] = {}
-        self._windows: dict[str, WindowSet] = {}
-        self._closed_for: dict[str, list[str]] = {}
-        self._queue_of: dict[str, str] = {}
+        self._kept = KeptRules(self._nodes)
         self._kinds: dict[str, KindDescribed] = {}
         self._started_on: list[str] = []
         self._books = Books()
@@ -210,16 +207,16 @@ class Checker:
             case KindDescribed():
                 self._kinds[event.device_kind] = event
             case WindowSet() | WindowRemoved() | TimerFired():
-                self._note_window(now_ns, event)
+                self._kept.note_window(now_ns, event)
             case PolicySet():
-                self._rules = {rule.queue_id: rule for rule in event.queues}
+                self._kept.note_policy(event)
             case JobSubmitted():
-                self._queue_of.setdefault(event.job_id, event.queue)
+                self._kept.queue_of.setdefault(event.job_id, event.queue)
                 self._jobs.setdefault(
                     event.job_id, _Job(event.gang, event.restart, event.larger_ranks, event.after)
                 )
             case ServiceDeployed():
-                self._queue_of.setdefault(event.service_id, event.queue)
+                self._kept.queue_of.setdefault(event.service_id, event.queue)
                 self._replica_gangs.setdefault((event.service_id, event.generation), event.gang)
             case (
                 WorkStarted(work_id, fence) | WorkReady(work_id, fence) | CheckpointCommitted(work_id, fence)
@@ -326,71 +323,11 @@ class Checker:
                     )
                 work.places.append((rank.node_id, index))
         self._works[action.work_id] = work
-        self._check_limits(action)
-        self._check_windows(now_ns, action)
-
-    def _note_window(self, now_ns: int, event: WindowSet | WindowRemoved | TimerFired) -> None:
-        match event:
-            case WindowSet():
-                taken = {node_id for window in self._windows.values() for node_id in window.node_ids}
-                is_new = event.end_ns > now_ns and event.window_id not in self._windows
-                if is_new and not taken & set(event.node_ids):
-                    self._windows[event.window_id] = event
-                    if event.begin_ns <= now_ns:
-                        self._close_for(event)
-            case WindowRemoved(window_id):
-                self._end_window(window_id)
-            case TimerFired(timer_id):
-                for window_id, window in list(self._windows.items()):
-                    if timer_id == f"window.{window_id}.begin" and now_ns >= window.begin_ns:
-                        self._close_for(window)
-                    elif timer_id == f"window.{window_id}.end" and now_ns >= window.end_ns:
-                        self._end_window(window_id)
-
-    def _close_for(self, window: WindowSet) -> None:
-        """Maintenance begins; a timer that comes twice closes nothing twice."""
-        if window.queue or window.window_id in self._closed_for:
-            return
-        known = [node_id for node_id in window.node_ids if node_id in self._nodes]
-        closed = [node_id for node_id in known if not self._nodes[node_id].is_cordoned]
-        self._closed_for[window.window_id] = closed
-        for node_id in closed:
-            self._nodes[node_id].is_cordoned = True
-
-    def _end_window(self, window_id: str) -> None:
-        self._windows.pop(window_id, None)
-        for node_id in self._closed_for.pop(window_id, []):
-            self._nodes[node_id].is_cordoned = False
-
-    def _check_windows(self, now_ns: int, action: StartWork) -> None:
-        """Once a window has begun nothing starts on its nodes but works of its queue."""
-        queue = self._queue_of.get(action.owner_id, "")
-        for window in self._windows.values():
-            is_inside = any(rank.node_id in window.node_ids for rank in action.placement)
-            is_free = window.queue and self._is_below(queue, window.queue)
-            if is_inside and now_ns >= window.begin_ns and not is_free:
-                raise ViolationError(f"{action.work_id} starts in the window {window.window_id}")
-
-    def _check_limits(self, action: StartWork) -> None:
-        """No start takes a queue, or one above it, beyond its limit."""
-        name = self._queue_of.get(action.owner_id, "")
-        while name in self._rules:
-            held = sum(
-                work.gang.num_ranks * work.gang.devices_per_rank * work.units
-                for work in self._works.values()
-                if self._is_below(self._queue_of.get(work.action.owner_id, ""), name)
-            )
-            if 0 <= self._rules[name].limit_devices * UNITS_PER_DEVICE < held:
-                held_devices = held / UNITS_PER_DEVICE
-                raise ViolationError(
-                    f"{action.work_id} takes queue {name} to {held_devices:g} devices, over its limit"
-                )
-            name = self._rules[name].parent
-
-    def _is_below(self, queue: str, above: str) -> bool:
-        while queue != above and queue in self._rules:
-            queue = self._rules[queue].parent
-        return queue == above
+        held = (
+            (work.action.owner_id, work.gang.num_ranks * work.gang.devices_per_rank * work.units)
+            for work in self._works.values()
+        )
+        self._kept.check_start(now_ns, action, held)
 
     def _note_attempt(self, now_ns: int, action: StartWork) -> Gang:
         job = self._jobs[action.owner_id]
