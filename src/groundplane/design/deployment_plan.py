@@ -37,12 +37,12 @@ from groundplane.perfmodel.serving_profiles import serving_calibration
 from groundplane.sim.serving.checkpoint_format import native_weights
 from groundplane.sim.serving.described import build_deployment
 from groundplane.sim.serving.results_run import ServingResult, simulate_serving
-from groundplane.sim.serving.workload_rows import RequestRows
+from groundplane.sim.serving.workload_rows import IntArray, RequestRows
 from groundplane.spec.cluster import ClusterSpec
 from groundplane.spec.dump import to_yaml
 from groundplane.spec.errors import InputError
 from groundplane.spec.llm import LlmSpec
-from groundplane.spec.slo import Slo
+from groundplane.spec.slo import PERCENT, Slo
 
 DEFAULT_CACHES: Final = ("bf16", "fp8")
 
@@ -145,22 +145,28 @@ def usual_weights(model: str, llm: LlmSpec) -> tuple[str, ...]:
 
 def load_of(rows: RequestRows) -> Load:
     """Means of a workload; of its prompts, what an endless cache would hold is taken out."""
-    cached = ideal_hit_tokens(rows)
+    found = ideal_hit_tokens(rows)
     prompt = float(rows.prompt.mean())
-    shared = min(cached / len(rows), prompt - 1.0)
+    shared = min(float(found.mean()), prompt - 1.0)
     rate = rows.rate_per_s or float(len(rows))
-    return Load(rate, prompt - shared, shared, float(rows.output.mean()))
+    rest = np.maximum(rows.prompt - found, 1)
+    marks = np.percentile(rest, list(PERCENT.values()))
+    at = {name: float(mark) for name, mark in zip(PERCENT, marks, strict=True)}
+    return Load(rate, prompt - shared, shared, float(rows.output.mean()), at | {"mean": float(rest.mean())})
 
 
-def ideal_hit_tokens(rows: RequestRows) -> float:
-    """Prompt tokens that an endless prefix cache would find: every block but the first of its hash."""
+def ideal_hit_tokens(rows: RequestRows) -> IntArray:
+    """(n,) prompt tokens that an endless prefix cache would find: every block but the first of its hash."""
     if not len(rows.block_hash):
-        return 0.0
+        return np.zeros(len(rows), dtype=np.int64)
     counts = np.diff(rows.block_start)
     place = np.arange(len(rows.block_hash)) - np.repeat(rows.block_start[:-1], counts)
     inside = (place + 1) * rows.block_tokens <= np.repeat(rows.prompt, counts)
     _, first = np.unique(rows.block_hash, return_index=True)
-    return float((inside.sum() - inside[first].sum()) * rows.block_tokens)
+    found = inside.copy()
+    found[first] = False
+    owner = np.repeat(np.arange(len(rows)), counts)
+    return np.bincount(owner, weights=found, minlength=len(rows)).astype(np.int64) * rows.block_tokens
 
 
 def _clusters(names: list[str], given: float | None) -> list[tuple[str, ClusterSpec, float | None]]:

@@ -8,7 +8,8 @@ they cannot do, no simulation will find. Arrays have one entry a number of runni
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -19,12 +20,16 @@ from groundplane.perfmodel.evidence import FloatArray
 from groundplane.perfmodel.serving import IterationPricer
 from groundplane.perfmodel.serving_profiles import serving_calibration
 from groundplane.sim.serving.engine_table import engine_parts
+from groundplane.sim.serving.iteration import PriceParts
 from groundplane.spec.cluster import ClusterSpec
 from groundplane.spec.llm import LlmSpec
 from groundplane.spec.slo import Slo
 
 MOST_RUNNING: Final = 1024
 CHUNK_TOKENS: Final = 8192
+_ALONE_SHARE: Final = 0.9
+"""Share of a prompt's time alone that its first token takes at least: larger parts are a little quicker."""
+
 SLACK: Final = 1.1
 """How much more than its steady state an engine is taken to carry, so that the bound stays one: the length of
 prompts is a mean here, and the end of a trace is served after its arrivals."""
@@ -32,12 +37,16 @@ prompts is a mean here, and the end of a trace is served after its arrivals."""
 
 @dataclass(frozen=True)
 class Load:
-    """Means of a workload: requests a second, prompt tokens to compute, those found cached, output tokens."""
+    """Means of a workload: requests a second, prompt tokens to compute, those found cached, output tokens.
+
+    `prompt_at` are percentiles of the tokens to compute, by the names that bounds have.
+    """
 
     rate_per_s: float
     prompt: float
     cached: float
     output: float
+    prompt_at: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,8 @@ class Screened:
 
     Arrays over `running` sequences on one rank: seconds per token and requests a second of the whole engine,
     when it also computes prompts, and when it decodes alone. `prompt_s` is a prompt alone on an engine of
-    its own, `prompts_per_s` how many of them the engine computes.
+    its own, `prompts_per_s` how many of them the engine computes, `first_token_s` the least time to first
+    token of the prompts at each percentile.
     """
 
     choice: EngineChoice
@@ -59,6 +69,18 @@ class Screened:
     prompt_s: float
     prompts_per_s: float
     outside_s: float
+    first_token_s: Mapping[str, float]
+
+    def may_keep(self, slo: Slo) -> bool:
+        """Whether prompts alone are short enough for the bounds on first tokens.
+
+        A percentile of times to first token is at least the time of that percentile of prompts.
+        """
+        return all(
+            self.first_token_s.get(bound.statistic, 0.0) <= bound.limit_s
+            for bound in slo
+            if bound.metric == "ttft"
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +108,7 @@ def screen(model: LlmSpec, cluster: ClusterSpec, links: Links, choice: EngineCho
     """One engine over all numbers of running sequences that its cache holds."""
     layout = choice.layout
     pricer = IterationPricer(cluster.chip, links, model, layout, choice.formats, engine=choice.engine)
-    profile = serving_calibration().profile(choice.engine)
+    profile = serving_calibration().profile(choice.engine, cluster.chip.name)
     parts = engine_parts(pricer, profile)
     context = load.prompt + load.cached + load.output / 2.0
     room = min(choice.capacity.num_sequences(context), float(MOST_RUNNING))
@@ -115,13 +137,26 @@ def screen(model: LlmSpec, cluster: ClusterSpec, links: Links, choice: EngineCho
         prompt_s=prompt_s,
         prompts_per_s=ranks * _prompt_rate(parts, load, prompt_s),
         outside_s=outside_s,
+        first_token_s={
+            name: profile.request_s + _ALONE_SHARE * _alone_s(parts, tokens)
+            for name, tokens in load.prompt_at.items()
+        },
     )
 
 
-def _prompt_rate(parts: object, load: Load, prompt_s: float) -> float:
+def _alone_s(parts: PriceParts, tokens: float) -> float:
+    """One prompt with nothing beside it, part after part."""
+    begins = np.arange(0.0, max(tokens, 1.0), float(CHUNK_TOKENS))
+    sizes = np.minimum(max(tokens, 1.0) - begins, float(CHUNK_TOKENS))
+    none, one = np.zeros(1), np.ones(1)
+    rest, _, attention = parts(none, one, sizes, begins, one)
+    return float(np.sum(rest + attention))
+
+
+def _prompt_rate(parts: PriceParts, load: Load, prompt_s: float) -> float:
     """Prompts a second on one rank: short ones share an iteration up to its tokens."""
     together = max(math.floor(CHUNK_TOKENS / max(load.prompt, 1.0)), 1)
-    if together == 1 or not callable(parts):
+    if together == 1:
         return 1.0 / prompt_s
     none, one = np.zeros(1), np.ones(1)
     tokens = np.array([together * load.prompt])
@@ -158,7 +193,7 @@ def candidates(
 
 def _aggregated(one: Screened, load: Load, slo: Slo, price: float | None) -> Candidate | None:
     good = _within(slo, one.ttft_s, one.tpot_s, load)
-    if not good.any():
+    if not good.any() or not one.may_keep(slo):
         return None
     best = int(np.argmax(np.where(good, one.rate_per_s, -1.0)))
     count = max(math.ceil(load.rate_per_s / (one.rate_per_s[best] * SLACK)), 1)
@@ -176,7 +211,7 @@ def _pairs(screened: list[Screened], load: Load, slo: Slo, prices: list[float | 
     ttft_limit = slo.request_limit_s("ttft") or math.inf
     for one in screened:
         key = (one.choice.cluster, one.choice.engine, one.choice.weights, one.choice.cache)
-        if one.outside_s + one.prompt_s > ttft_limit:
+        if one.outside_s + one.prompt_s > ttft_limit or not one.may_keep(slo):
             continue
         count = max(math.ceil(load.rate_per_s / (one.prompts_per_s * SLACK)), 1)
         prefill.setdefault(key, []).append((count * one.choice.layout.num_chips, count, one))

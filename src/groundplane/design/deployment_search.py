@@ -135,6 +135,7 @@ class Search:
         counts = self._first(candidate, most)
         failed = [count - 1 for count in candidate.counts]
         chunk = _CHUNK
+        last: Trial | None = None
         for _ in range(MAX_STEPS):
             if sum(self._chips(candidate, counts)) > most:
                 return
@@ -142,9 +143,14 @@ class Search:
             if trial is None:
                 return
             if chunk == _CHUNK and not trial.meets and self._stalls(trial):
-                smaller = self._try(self._spec(candidate, tuple(counts), _CHUNKS[0]))
-                if smaller is not None and smaller.excess < trial.excess:
-                    trial, chunk = smaller, _CHUNKS[0]
+                # Small parts hold each token up for less, large ones fewer tokens.
+                for other in (_CHUNKS[0], _CHUNKS[-1]):
+                    changed = self._try(self._spec(candidate, tuple(counts), other))
+                    if changed is not None and changed.excess < trial.excess:
+                        trial, chunk = changed, other
+            if last is not None and not trial.meets and not _improved(last, trial):
+                return
+            last = trial
             if trial.meets:
                 self._shrink(candidate, failed, counts, chunk)
                 return
@@ -259,20 +265,23 @@ class Search:
     # ------------------------------------------------------------------------------------------------
 
     def _refine(self) -> None:
-        """Other chunks, sequences and routing; then one replica fewer while that will do; then scaling."""
+        """Other chunks, sequences and routing; then fewer replicas while they will do; then scaling."""
         best = self.best
         if best is None:
             return
         for changed in self._variants(best.spec):
             self._try(changed)
+        share = 0.25
         for _ in range(MAX_STEPS):
             before = self.best
             if before is None or not before.meets:
                 return
-            for fewer in _fewer(before.spec):
+            for fewer in _fewer(before.spec, share):
                 self._try(fewer)
             if self.best is before:
-                break
+                if share * max(pool.replicas for pool in before.spec.pools) <= 1.0:
+                    break
+                share /= 2.0
         best = self.best
         if best is not None and best.meets:
             for scaled in _scaling(best):
@@ -329,11 +338,24 @@ def sequences_for(running: float) -> int:
     return next((limit for limit in _SEQUENCES if limit >= 1.5 * running), _SEQUENCES[-1])
 
 
-def _fewer(spec: DeploymentSpec) -> list[DeploymentSpec]:
+def _improved(before: Trial, after: Trial) -> bool:
+    """Whether any bound that was missed is nearer by a twentieth, or fewer requests were lost."""
+    if after.latency.ended > before.latency.ended:
+        return True
+    return any(
+        new.value.value < 0.95 * old.value.value
+        for old, new in zip(before.latency.bounds, after.latency.bounds, strict=True)
+        if not old.met
+    )
+
+
+def _fewer(spec: DeploymentSpec, share: float) -> list[DeploymentSpec]:
+    """The deployment with a share of each pool's replicas less, at least one."""
     found = []
     for index, pool in enumerate(spec.pools):
         if pool.replicas > 1:
-            changed = msgspec.structs.replace(pool, replicas=pool.replicas - 1)
+            less = min(max(round(pool.replicas * share), 1), pool.replicas - 1)
+            changed = msgspec.structs.replace(pool, replicas=pool.replicas - less)
             found.append(
                 msgspec.structs.replace(spec, pools=(*spec.pools[:index], changed, *spec.pools[index + 1 :]))
             )
