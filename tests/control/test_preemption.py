@@ -248,6 +248,27 @@ def test_a_preempted_job_can_be_cancelled_or_turn_out_to_have_ended(hand: Hand) 
     assert hand.state("high") == "starting"
 
 
+def test_a_burst_of_replicas_takes_all_its_devices_together(hand: Hand) -> None:
+    policy(hand, wait_s=300, gap=50)
+    hand.node("n0", devices=4)
+    hand.deploy("chat", 1, priority=100)
+    hand.ready("chat.r1")
+    for name in ("a", "b", "c"):
+        run(hand, name)
+    hand.tell(ServiceScaled("chat", 3), 110)
+    assert list(hand.core.state.yielding) == ["a.a1", "b.a1"]
+    assert [work for work, _ in stops(hand.checkpoint("b.a1", 1, 120))] == ["b.a1"]
+    assert starts(hand.gone("b.a1", "stopped", 125)) == ["chat.r2"]
+    # The plan goes on to the next replica, and a still makes room.
+    assert hand.core.state.head_id == "chat.r3"
+    assert list(hand.core.state.yielding) == ["a.a1"]
+    assert stops(hand.checkpoint("a.a1", 1, 140)) == [("a.a1", "preempted for chat.r3")]
+    assert starts(hand.gone("a.a1", "stopped", 145)) == ["chat.r3"]
+    hand.started("chat.r2")
+    assert hand.state("c") == "running"
+    assert hand.core.state.yielding == {}
+
+
 def test_a_service_takes_devices_at_a_checkpoint_and_gives_them_back(hand: Hand) -> None:
     """Training and serving in one pool: the load rises, falls, and the training goes on where it was."""
     policy(hand, wait_s=300, gap=50)

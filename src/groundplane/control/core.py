@@ -29,7 +29,7 @@ from groundplane.control.state import CoreState, Work
 from groundplane.control.windows import Windows
 from groundplane.spec.errors import InputError, InvariantError
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """Grows with every change of `CoreState` that an older snapshot does not fit."""
 
 

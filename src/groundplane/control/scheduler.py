@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import structs
+
 from groundplane.control.actions import RankPlacement
 from groundplane.control.context import Context
 from groundplane.control.elastic import larger_gangs
@@ -190,7 +192,10 @@ class Scheduler:
         return gang.memory_bytes_per_rank == 0 or self._new_plan(entry) is not None
 
     def _kept(self, plan: HeadPlan | None, entry: Entry) -> HeadPlan | None:
-        if plan is None or plan.owner_id != entry.waiting_id:
+        if plan is not None and entry.number and plan.service_id == entry.owner_id:
+            if plan.owner_id != entry.waiting_id:
+                plan = structs.replace(plan, owner_id=entry.waiting_id)
+        elif plan is None or plan.owner_id != entry.waiting_id:
             return None
         nodes = self._context.state.nodes
         return plan if all(nodes[node_id].is_open for node_id in plan.holds) else None

@@ -244,13 +244,15 @@ class Hold(Struct, forbid_unknown_fields=True, gc=False):
 class HeadPlan(Struct, forbid_unknown_fields=True, gc=False):
     """Where the blocked head of the queue will run, and from when; `start_ns` is -1 where it is not known.
 
-    `victims` are the attempts that are stopped for its sake, if any.
+    `victims` are the attempts that are stopped for its sake, if any; with a `service_id` also for the other
+    replicas of the service that wait, to whom the plan goes on.
     """
 
     owner_id: str
     start_ns: int
     holds: dict[str, Hold]
     victims: tuple[str, ...] = ()
+    service_id: str = ""
 
 
 class FragmentationClock(Struct, forbid_unknown_fields=True, gc=False):
