@@ -47,6 +47,10 @@ class FaultyTier:
         self._before("put", key)
         self.inner.put(key, data)
 
+    def replace(self, key: str, data: Any, etag: str) -> None:
+        self._before("replace", key)
+        self.inner.replace(key, data, etag)
+
     def put_part(self, key: str, data: Any) -> None:
         self._before("put_part", key)
         self.inner.put_part(key, data)

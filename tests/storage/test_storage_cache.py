@@ -176,7 +176,7 @@ def test_a_cache_that_fails_while_it_is_read_is_left_for_the_tier(
 
 @pytest.mark.parametrize("when", ["from the start", "in the middle", "at the seal"])
 def test_a_write_outlives_a_failing_local_disk(rig: Rig, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from groundplane.platform.storage import writing
+    from groundplane.platform.storage import staging, writing
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
@@ -190,7 +190,7 @@ def test_a_write_outlives_a_failing_local_disk(rig: Rig, when: str, monkeypatch:
         monkeypatch.setattr(writing, "write_part", full)
     upload.write(BIG[4 * PART :])
     if when == "at the seal":
-        monkeypatch.setattr(writing, "write_durable", full)
+        monkeypatch.setattr(staging, "write_durable", full)
     sending = upload.close()
     assert sending.done()  # without a whole local copy, close waits until it is durable
     assert rig.open("other").read("x") == BIG

@@ -131,7 +131,7 @@ def test_a_store_that_does_not_answer_is_no_reason_to_go_back(rig: Rig, store: S
 def test_a_save_that_fails_is_told_and_never_visible(rig: Rig, store: Store, where: str) -> None:
     checkpoints = saved(store, 1)
     rig.tier.fault = lambda method, key: (
-        refuse(method, key) if method.startswith("put") and key.startswith(where) else None
+        refuse(method, key) if method in {"put", "put_part", "replace"} and key.startswith(where) else None
     )
     checkpoints.save(state(2), step=2)
     with pytest.raises(StorageError, match="could not be written"):

@@ -269,6 +269,29 @@ def test_an_older_write_that_comes_late_does_not_replace_a_newer_one(rig: Rig) -
     assert again.read("x") == b"newer"
 
 
+def test_a_clock_that_jumps_back_loses_no_write(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from groundplane.platform.storage import store as store_module
+
+    store = rig.open()
+    store.write("x", b"first").result()
+    now_ns = store_module.time.time_ns()
+    monkeypatch.setattr(store_module.time, "time_ns", lambda: now_ns - 10**15)
+    store.write("x", b"second").result()
+    assert store.read("x") == b"second"
+
+
+def test_of_two_writes_at_once_the_later_begun_stays(rig: Rig) -> None:
+    store = rig.open()
+    for late in (False, True):
+        first = store.create("x", part_bytes=PART)
+        second = store.create("x", part_bytes=PART)
+        first.write(BIG)
+        second.write(BIG[::-1])
+        for upload in [second, first] if late else [first, second]:
+            upload.close().result()
+        assert store.read("x") == BIG[::-1]
+
+
 def test_without_a_local_copy_the_failure_is_the_writers(rig: Rig) -> None:
     rig.tier.buffered = False
     store = rig.open()

@@ -41,6 +41,39 @@ def test_an_object_is_replaced_and_its_tag_changes(tier: Tier) -> None:
         tier.get_range("a", 0, 4, old.etag)
 
 
+def test_a_replacement_happens_only_to_what_it_was_made_for(tier: Tier) -> None:
+    tier.replace("r/x", b"one", "")
+    first = tier.head("r/x").etag
+    with pytest.raises(Changed):
+        tier.replace("r/x", b"two", "")
+    tier.replace("r/x", b"three", first)
+    with pytest.raises(Changed):
+        tier.replace("r/x", b"four", first)
+    assert bytes(tier.get("r/x")) == b"three"
+    assert [one.key for one in tier.list("")] == ["r/x"]
+
+
+def test_of_many_replacements_at_once_one_happens(tier: Tier) -> None:
+    tier.put("r", b"start")
+    etag = tier.head("r").etag
+    done: list[int] = []
+
+    def replace(number: int) -> None:
+        try:
+            tier.replace("r", b"%d" % number, etag)
+        except (Changed, Unavailable):
+            return
+        done.append(number)
+
+    threads = [threading.Thread(target=replace, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == 1
+    assert bytes(tier.get("r")) == b"%d" % done[0]
+
+
 def test_parts_are_there_after_settle(tier: Tier) -> None:
     for number in range(3):
         tier.put_part(f"parts/x/{number}", memoryview(bytearray(b"abc")))

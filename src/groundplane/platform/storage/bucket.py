@@ -82,6 +82,10 @@ class BucketTier:
     def put(self, key: str, data: Buffer) -> None:
         self._call(key, lambda: obstore.put(self._store, key, data, use_multipart=False))
 
+    def replace(self, key: str, data: Buffer, etag: str) -> None:
+        condition: Any = {"e_tag": etag} if etag else "create"
+        self._call(key, lambda: obstore.put(self._store, key, data, use_multipart=False, mode=condition))
+
     def put_part(self, key: str, data: Buffer) -> None:
         self.put(key, data)
 
@@ -128,8 +132,8 @@ class BucketTier:
             return ask()
         except FileNotFoundError:
             raise Absent(f"{self._name(key)}: no such object") from None
-        except exceptions.PreconditionError:
-            raise Changed(f"{self._name(key)}: it was replaced while it was read") from None
+        except (exceptions.PreconditionError, exceptions.AlreadyExistsError):
+            raise Changed(f"{self._name(key)}: it was replaced meanwhile") from None
         except _DENIED as error:
             raise Denied(f"{self._name(key)}: {_told(error)}") from None
         except (exceptions.BaseError, OSError, ValueError) as error:

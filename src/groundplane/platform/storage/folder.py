@@ -6,9 +6,12 @@ names that begin with the temporary mark are never shown.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _TEMPORARY: Final = ".groundplane-tmp-"
+_LOCKS: Final = ".groundplane-locks"
+_NUM_LOCKS: Final = 64
 
 
 class FolderTier:
@@ -46,7 +51,7 @@ class FolderTier:
             descriptor = os.open(self._path(key), os.O_RDONLY)
             try:
                 if etag and _etag(os.fstat(descriptor)) != etag:
-                    raise Changed(f"{self._path(key)}: it was replaced while it was read")
+                    raise Changed(f"{self._path(key)}: it was replaced meanwhile")
                 data = bytearray(length)
                 view = memoryview(data)
                 done = 0
@@ -63,6 +68,16 @@ class FolderTier:
 
     def put(self, key: str, data: Buffer) -> None:
         self._write(key, data, sync=True)
+
+    def replace(self, key: str, data: Buffer, etag: str) -> None:
+        with self._locked(key):
+            try:
+                now = _etag(os.stat(self._path(key)))
+            except (FileNotFoundError, NotADirectoryError):
+                now = ""
+            if now != etag:
+                raise Changed(f"{self._path(key)}: it was replaced meanwhile")
+            self._write(key, data, sync=True)
 
     def put_part(self, key: str, data: Buffer) -> None:
         self._write(key, data, sync=False)
@@ -82,6 +97,21 @@ class FolderTier:
                 folder = os.path.dirname(folder)
         except OSError as error:
             raise self._named(error, prefix) from None
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        """Keeps other processes, on whatever node, from `replace` of the same key."""
+        number = zlib.crc32(key.encode()) % _NUM_LOCKS
+        try:
+            os.makedirs(self._path(_LOCKS), exist_ok=True)
+            lock = os.open(self._path(f"{_LOCKS}/{number:02x}"), os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(lock)
+        except OSError as error:
+            raise self._named(error, key) from None
 
     def _write(self, key: str, data: Buffer, *, sync: bool) -> None:
         path = self._path(key)
@@ -134,7 +164,7 @@ class FolderTier:
         try:
             with os.scandir(self._path(bare) if bare else self._root) as entries:
                 for entry in sorted(entries, key=lambda one: one.name):
-                    if entry.name.startswith(_TEMPORARY):
+                    if entry.name.startswith((_TEMPORARY, _LOCKS)):
                         continue
                     if entry.is_dir():
                         folders.append(start + entry.name)

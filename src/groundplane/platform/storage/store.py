@@ -33,8 +33,10 @@ from groundplane.platform.storage.peers import PEER_KEY, Peers, PeerServer
 from groundplane.platform.storage.quota import Quotas
 from groundplane.platform.storage.reader import READ_AHEAD, StoreFile, read_whole
 from groundplane.platform.storage.reading import Fetcher, OpenedFile
+from groundplane.platform.storage.resuming import resume
+from groundplane.platform.storage.sending import Sender
 from groundplane.platform.storage.tier import Patience, Tier, open_tier, retried
-from groundplane.platform.storage.writing import Sender, Upload, resume
+from groundplane.platform.storage.writing import Upload
 from groundplane.spec.errors import InputError
 
 if TYPE_CHECKING:

@@ -58,6 +58,13 @@ class Tier(Protocol):
     def put(self, key: str, data: Buffer) -> None:
         """Replaces one object; it is durable and wholly visible on return, and wholly invisible before."""
 
+    def replace(self, key: str, data: Buffer, etag: str) -> None:
+        """As `put`, if the object has this etag now, or is not there where that is empty.
+
+        Raises:
+            Changed: it is another one; nothing was written.
+        """
+
     def put_part(self, key: str, data: Buffer) -> None:
         """As `put`, but it need not be durable before `settle`, nor visible to others before that."""
 
