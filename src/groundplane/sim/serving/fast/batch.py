@@ -44,16 +44,21 @@ def start(s: State, r: int, now_ns: int) -> None:
     s.replicas[r, c.NUM_PIECES] = 0
     s.replicas[r, c.LOADS] = 0
     s.replicas[r, c.SWAPS] = 0
-    s.replicas[r, c.GROWN] = 0
     replica = s.replicas[r]
-    if replica[c.KIND] == c.SGLANG:
-        decoding, settled = _fill_prompts_first(s, r, now_ns)
-    else:
-        decoding, settled = True, _fill_mixed(s, r, now_ns)
-    num_decode = s.replicas[r, c.NUM_DECODE] if decoding else 0
+    while True:
+        given_way = replica[c.NUM_PREEMPTED]
+        replica[c.GROWN] = 0
+        if replica[c.KIND] == c.SGLANG:
+            decoding, settled = _fill_prompts_first(s, r, now_ns)
+        else:
+            decoding, settled = True, _fill_mixed(s, r, now_ns)
+        num_decode = replica[c.NUM_DECODE] if decoding else 0
+        num_pieces = replica[c.NUM_PIECES]
+        # When all gave way to make room, those that wait are looked at at once.
+        if num_decode > 0 or num_pieces > 0 or replica[c.NUM_PREEMPTED] == given_way:
+            break
     s.replicas[r, c.BATCH] = num_decode
     s.replicas[r, c.KV_PEAK] = max(s.replicas[r, c.KV_PEAK], used_blocks(s, r))
-    num_pieces = s.replicas[r, c.NUM_PIECES]
     s.replicas[r, c.CAN_JUMP] = settled and num_pieces == 0 and s.replicas[r, c.NUM_PREFILL] == 0
     if num_decode == 0 and num_pieces == 0:
         return

@@ -1,7 +1,7 @@
 """What happens when, compiled: the loop of `reference.service.Service.run`.
 
 Replicas that serve whole requests meet only at the gateway, so each runs ahead by itself to the next time at
-which something comes from outside. With prompts and outputs on different replicas all go in step.
+which something comes from outside. Replicas for prompts and for decoding go in step.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -36,13 +36,11 @@ def advance(s: State) -> int:
     while s.world[c.NUM_DONE] < num_works:
         next_ns = _next_outside(s)
         if s.world[c.COUPLED]:
-            for r in range(len(s.replicas)):
-                if s.replicas[r, c.ITERATING]:
-                    next_ns = min(next_ns, s.replicas[r, c.END])
-        else:
-            for r in range(len(s.replicas)):
-                if s.replicas[r, c.ITERATING] and s.replicas[r, c.END] < next_ns:
-                    _run_to(s, r, next_ns)
+            next_ns = _next_together(s, next_ns)
+        for r in range(len(s.replicas)):
+            alone = s.replicas[r, c.ROLE] == c.BOTH
+            if alone and s.replicas[r, c.ITERATING] and s.replicas[r, c.END] < next_ns:
+                _run_to(s, r, next_ns)
         if _log_full(s):
             return LOG_FULL
         if s.world[c.NUM_DONE] == num_works:
@@ -58,6 +56,26 @@ def advance(s: State) -> int:
     for r in range(len(s.replicas)):
         book_time(s, r, s.world[c.NOW])
     return DONE
+
+
+@compiled
+def _next_together(s: State, next_ns: int) -> int:
+    """The next time at which replicas for prompts or for decoding do something, or one comes from outside.
+
+    Nothing reaches a replica for decoding before a prompt is computed: until then those that only decode do
+    so by themselves.
+    """
+    gate_ns = next_ns
+    for r in range(len(s.replicas)):
+        if s.replicas[r, c.ITERATING] and s.replicas[r, c.ROLE] == c.PREFILL:
+            gate_ns = min(gate_ns, s.replicas[r, c.END])
+    next_ns = gate_ns
+    for r in range(len(s.replicas)):
+        if s.replicas[r, c.ITERATING] and s.replicas[r, c.ROLE] == c.DECODE:
+            if s.replicas[r, c.CAN_JUMP]:
+                jump(s, r, gate_ns)
+            next_ns = min(next_ns, s.replicas[r, c.END])
+    return next_ns
 
 
 @compiled

@@ -47,6 +47,7 @@ def finish_transfers(s: State, r: int, now_ns: int) -> None:
         enter_units(s, r, work, s.works[work, c.COMPUTED])
         s.lists[r, c.LIST_ARRIVED, s.replicas[r, c.NUM_ARRIVED]] = work
         s.replicas[r, c.NUM_ARRIVED] += 1
+        s.replicas[r, c.CAN_JUMP] = 0
         s.works[work, c.TRANSFER] += now_ns - s.works[work, c.LAST_TOKEN]
         write(s, now_ns, _TRANSFERRED, r, work, brought, now_ns)
     s.replicas[r, c.NUM_TRANSFER] = kept
@@ -143,6 +144,7 @@ def _lose_cache(s: State, work: int, now_ns: int) -> None:
         s.replicas[keeper, c.NUM_TRANSFER] = kept
         s.works[work, c.WHERE] = c.IN_LINE
         push(s.works, s.replicas, keeper, c.LINE, work)
+    s.replicas[keeper, c.CAN_JUMP] = 0
     if where != c.IN_GATEWAY:
         s.replicas[keeper, c.EXPECTED_TOKENS] -= s.works[work, c.EXPECTED]
         s.replicas[keeper, c.WAITING_TOKENS] += target(s, work)

@@ -117,11 +117,16 @@ class Replica:
         self.arrived = []
         self.pieces = []
         self._loads_ns = self._swaps_ns = 0
-        if self.pool.scheduler.kind == "sglang":
-            decoding = self._fill_prompts_first(now_ns)
-        else:
-            decoding = self._fill_mixed(now_ns)
-        num_decode = len(self.decoding) if decoding else 0
+        while True:
+            given_way = self.preemptions
+            if self.pool.scheduler.kind == "sglang":
+                decoding = self._fill_prompts_first(now_ns)
+            else:
+                decoding = self._fill_mixed(now_ns)
+            num_decode = len(self.decoding) if decoding else 0
+            # When all gave way to make room, those that wait are looked at at once.
+            if num_decode or self.pieces or self.preemptions == given_way:
+                break
         self.num_decode = num_decode
         self.kv_peak_blocks = max(self.kv_peak_blocks, self.cache.used_blocks)
         if not num_decode and not self.pieces:
