@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 )
 @click.option("--sure", is_flag=True, help="Hold the upper ends of intervals against the SLO.")
 @click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="How many options to name.")
+@click.option("--time-limit", type=click.FloatRange(0.0), help="Seconds after which nothing is simulated.")
 @click.option("--usd-per-chip-hour", type=float, help="Price of a chip, instead of the catalogue's.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page of the search.")
 @click.option("--deployment-out", type=click.Path(path_type=Path), help="Write the deployment file.")
@@ -66,9 +67,9 @@ def serve_command(
     osl: float | None, burstiness: float, length_cv: float, trace: str | None, columns: str,
     requests: int | None, scale_rate: float | None, scale_factor: float | None, scale_how: str,
     seed: int | None, concurrency: float | None, engine: str, weights: str | None, cache: str | None,
-    kind: str, sure: bool, top: int, usd_per_chip_hour: float | None, html: Path | None,
-    deployment_out: Path | None, manifest_out: Path | None, tp: int | None, pp: int, attention_dp: int,
-    ep: int | None, drafts: float, as_json: bool,
+    kind: str, sure: bool, top: int, time_limit: float | None, usd_per_chip_hour: float | None,
+    html: Path | None, deployment_out: Path | None, manifest_out: Path | None, tp: int | None, pp: int,
+    attention_dp: int, ep: int | None, drafts: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Find the cheapest deployment that meets an SLO (--slo), or predict one engine (--concurrency)."""
     from groundplane.spec.errors import InputError
@@ -83,7 +84,7 @@ def serve_command(
             length_cv=length_cv, scale_rate=scale_rate, scale_factor=scale_factor, scale_how=scale_how,
             seed=seed,
         )  # fmt: skip
-        asked = Asked(engine, weights, cache, kind, sure, top, usd_per_chip_hour)
+        asked = Asked(engine, weights, cache, kind, sure, top, usd_per_chip_hour, time_limit)
         search_command(
             model_name, cluster_names, rows, slo, asked, as_json=as_json, html=html,
             deployment_out=deployment_out, manifest_out=manifest_out,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ class Asked:
     sure: bool
     top: int
     usd_per_chip_hour: float | None
+    time_limit_s: float | None = None
 
 
 def drawn_or_read(
@@ -124,6 +126,7 @@ def search_command(
         usd_per_chip_hour=asked.usd_per_chip_hour,
         sure=asked.sure,
         top=asked.top,
+        time_limit_s=math.inf if asked.time_limit_s is None else asked.time_limit_s,
     )
     wrote = []
     for path, text in ((deployment_out, plan.deployment), (manifest_out, plan.manifest)):

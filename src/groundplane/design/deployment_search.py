@@ -25,11 +25,13 @@ from groundplane.spec.deployment import AutoscaleLimits, DeploymentSpec, Replica
 from groundplane.spec.slo import Slo
 
 MAX_SIMULATIONS: Final = 80
+LEAST_SIMULATIONS: Final = 30
+MAX_REQUESTS_SIMULATED: Final = 500_000
 MAX_CANDIDATES: Final = 24
 MAX_STEPS: Final = 7
-FOR_KNOBS: Final = 25
-"""Simulations in all, candidates that are simulated, steps with one candidate, and simulations that are kept
-for the winner's knobs."""
+FOR_KNOBS: Final = 16
+"""Most simulations (fewer where there are many requests, at least so many), requests served in all of them,
+candidates that are simulated, steps with one candidate, simulations kept for the winner's knobs."""
 
 _NEAR: Final = 0.8
 """Share of another candidate's need over its lower bound at which the next one begins."""
@@ -92,9 +94,13 @@ class Search:
     clock: Callable[[], float] = time.monotonic
     simulator: Any = "fast"
     trials: list[Trial] = field(default_factory=list)
-    left: int = MAX_SIMULATIONS
+    left: int = field(init=False)
     _seen: dict[DeploymentSpec, Trial] = field(default_factory=dict)
     _burst: float = 1.0
+
+    def __post_init__(self) -> None:
+        share = MAX_REQUESTS_SIMULATED // max(len(self.rows), 1)
+        self.left = min(max(share, LEAST_SIMULATIONS), MAX_SIMULATIONS)
 
     @property
     def best(self) -> Trial | None:
