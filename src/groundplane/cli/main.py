@@ -34,6 +34,7 @@ COMMANDS = {
     "uncordon": ("groundplane.cli.nodes", "Let a node take work again."),
     "drain": ("groundplane.cli.nodes", "Empty a node, at checkpoints where jobs have them."),
     "policy": ("groundplane.cli.policy", "Show or set queues, quotas and rules."),
+    "window": ("groundplane.cli.windows", "Set nodes aside for maintenance or one queue."),
     "submit": ("groundplane.cli.jobs", "Submit a job file."),
     "jobs": ("groundplane.cli.jobs", "List jobs."),
     "logs": ("groundplane.cli.jobs", "Print a job's or a replica's output."),
