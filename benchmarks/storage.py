@@ -216,21 +216,24 @@ def upload_plain(server: S3Server, data: bytes) -> None:
     store.put("object", data, chunk_size=16 * BLOCK_BYTES, max_concurrency=4)
 
 
-def environment(folder: Path, package: str, *, beside_ours: bool = False) -> str:
-    """Python of an environment that has one package.
+def environment(folder: Path, *packages: str, beside_ours: bool = False) -> str:
+    """Python of an environment for one peer.
 
     Args:
         folder: of the environment.
-        package: what it gets.
-        beside_ours: it sees the packages of this environment too, so that PyTorch is not installed again.
+        packages: what it gets.
+        beside_ours: it sees the packages of this environment too and gets only those named: PyTorch is not
+            installed again.
     """
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        more = []
         if beside_ours:
             (site,) = folder.glob("lib/python*/site-packages")
             (site / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        install = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", package]
+            more = ["--no-deps"]
+        install = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *more, *packages]
         subprocess.run(install, check=True, timeout=INSTALL_WITHIN_S)
     return str(python)
 

@@ -20,6 +20,11 @@ from typing import Any
 OBJECT_BYTES = 1024
 NUM_PUTTERS = 16
 MOSAIC_WITHIN_S = 300
+MOSAIC = (
+    *("mosaicml-streaming", "boto3", "botocore", "s3transfer", "jmespath", "python-dateutil", "six", "zstd"),
+    *("python-snappy", "cramjam", "Brotli", "pillow", "catalogue"),
+)
+"""Mosaic streaming and what it imports beside PyTorch."""
 FOLDER_OBJECTS = 10_000
 """Objects in one folder of the bucket."""
 
@@ -38,7 +43,7 @@ def objects(work: Path, count: int) -> dict[str, Any]:
         put = step("put", server.endpoint, count, work)
         listed = step("list", server.endpoint, count, work)
         read = step("read", server.endpoint, count, work)
-        python = environment(work.parent / "environments" / "mosaic", "mosaicml-streaming", beside_ours=True)
+        python = environment(work.parent / "environments" / "mosaic", *MOSAIC, beside_ours=True)
         mosaic = mosaic_step(python, server, count, work)
     finally:
         server.close()

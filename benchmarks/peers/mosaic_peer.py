@@ -6,15 +6,36 @@ Run by `benchmarks/storage_objects.py` in an environment that has only it:
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import sys
 import time
+import types
+
+
+def without_torchvision() -> None:
+    """Lets Mosaic be imported without torchvision, whose builds must match PyTorch's; nothing here uses
+    images."""
+    for name, members in {
+        "torchvision": (),
+        "torchvision.datasets": ("VisionDataset",),
+        "torchvision.datasets.folder": ("default_loader",),
+        "torchvision.datasets.vision": ("StandardTransform",),
+        "torchvision.transforms": (),
+        "torchvision.transforms.functional": ("to_tensor",),
+    }.items():
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        for member in members:
+            setattr(module, member, type(member, (), {}))
+        sys.modules[name] = module
 
 
 def main() -> None:
     endpoint, bucket, count_text, size_text, work = sys.argv[1:6]
     count, size = int(count_text), int(size_text)
     os.environ["S3_ENDPOINT_URL"] = endpoint
+    without_torchvision()
     from streaming import MDSWriter, StreamingDataset
 
     remote = f"s3://{bucket}/mosaic"

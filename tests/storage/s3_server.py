@@ -59,7 +59,7 @@ class S3Server:
                 *("-ip.bind=127.0.0.1", f"-master.port={master}", f"-volume.port={volume}"),
                 *(f"-filer.port={filer}", "-s3", f"-s3.port={s3}", f"-s3.config={folder / 's3.json'}"),
                 *("-volume.max=0", f"-master.volumeSizeLimitMB={volume_size_mb}"),
-                *("-master.telemetry=false", "-s3.port.iceberg=0"),
+                *("-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"),
             ],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
