@@ -83,6 +83,7 @@ class Windows:
         self._context.ledger.settle_node(node, self._context.now_ns)
         node.is_cordoned = is_cordoned
         self._context.node_changed(node)
+        self._context.queue.capacity_changed()
 
     def _refill(self, window: Window) -> None:
         """Tells every pool of the window's nodes."""
