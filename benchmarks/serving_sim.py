@@ -7,8 +7,8 @@ prefix-aware routing, under two recorded traces: azure-code (8,819 requests in 5
 and mooncake (12,031 requests in 59 minutes, prefix hashes), and under a million requests made of the second
 one after the other with new prefixes each time. Rates are requests a second of this process's own CPU time,
 from requests and deployment in memory to every request's times; the best of three, and nothing runs beside.
-Start-up is a process of its own from nothing to the first simulation, in CPU seconds: first as it comes (which
-may compile), then with numba's cache warm.
+Start-up is a process of its own from nothing to the first simulation, in CPU seconds: first as it comes
+(which may compile), then with numba's cache warm.
 
 DynoSim (package ai-dynamo) is installed into an environment of its own under `.benchmarks/`, once, and
 replays the same traces with the same number of replicas, blocks and limits, by the same measure. Vidur is not

@@ -66,8 +66,8 @@ class EventLog:
 class ReplicaTotals:
     """Of each replica, pools after each other in the deployment's order; arrays of length r.
 
-    `kv_block_ns` is blocks in use by requests, integrated over time; blocks that only the prefix cache holds
-    are free for use and not counted. `up_ns` is time from the beginning of a cold start (which is paid for)
+    `kv_block_ns` (float64: it passes int64 in days) is blocks in use by requests, integrated over time;
+    blocks that only the prefix cache holds are free for use and not counted. `up_ns` is time from the beginning of a cold start (which is paid for)
     until stopped or lost, `ready_ns` that in which it could serve.
     """
 
@@ -78,7 +78,7 @@ class ReplicaTotals:
     iterations: IntArray
     decode_tokens: IntArray
     prompt_tokens: IntArray
-    kv_block_ns: IntArray
+    kv_block_ns: NDArray[np.float64]
     kv_peak_blocks: IntArray
     preemptions: IntArray
     evicted_blocks: IntArray

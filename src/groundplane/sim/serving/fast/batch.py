@@ -11,6 +11,7 @@ from groundplane.sim.serving.fast.cache import (
     allocate,
     available,
     blocks,
+    count_blocks,
     enter_units,
     release,
     touch,
@@ -267,8 +268,7 @@ def jump(s: State, r: int, horizon_ns: int) -> None:
         replica[c.BUSY_NS] += end_ns - begin_ns
         replica[c.ITERATIONS] += 1
         replica[c.DECODE_TOKENS] += num_decode
-        replica[c.KV_BLOCK_NS] += used * (end_ns - replica[c.KV_SINCE])
-        replica[c.KV_SINCE] = end_ns
+        count_blocks(replica, used, end_ns)
         send_step(s, r, end_ns, num_decode)
         used += grown
         replica[c.FREE] -= grown

@@ -9,7 +9,7 @@ from groundplane.sim.serving.fast import columns as c
 from groundplane.sim.serving.fast.compiled import compiled
 from groundplane.sim.serving.fast.state import State
 from groundplane.sim.serving.fast.units import demote, find, insert, make_idle, remove, take_idle
-from groundplane.sim.serving.outcome import EventKind
+from groundplane.sim.serving.outcome import EventKind, IntArray
 
 _EVICTED = int(EventKind.EVICTED)
 
@@ -54,10 +54,19 @@ def blocks(s: State, r: int, tokens: int) -> int:
 
 
 @compiled
+def count_blocks(replica: IntArray, used: int, now_ns: int) -> None:
+    """Adds so many blocks in use up to now to a replica's row."""
+    replica[c.KV_BLOCK_NS] += used * (now_ns - replica[c.KV_SINCE])
+    replica[c.KV_SINCE] = now_ns
+    if replica[c.KV_BLOCK_NS] >= c.KV_CARRY:
+        replica[c.KV_CARRIED] += replica[c.KV_BLOCK_NS] // c.KV_CARRY
+        replica[c.KV_BLOCK_NS] %= c.KV_CARRY
+
+
+@compiled
 def touch(s: State, r: int, now_ns: int) -> None:
     """Counts blocks in use up to now."""
-    s.replicas[r, c.KV_BLOCK_NS] += used_blocks(s, r) * (now_ns - s.replicas[r, c.KV_SINCE])
-    s.replicas[r, c.KV_SINCE] = now_ns
+    count_blocks(s.replicas[r], used_blocks(s, r), now_ns)
 
 
 @compiled

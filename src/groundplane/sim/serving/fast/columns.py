@@ -24,9 +24,9 @@ NOWHERE, IN_LINE, IN_PREFILL, IN_DECODE, IN_TRANSFER, IN_GATEWAY = range(6)
     ITERATING, BEGIN, END, BATCH, TOKENS, LOADS, SWAPS, CAN_JUMP, SWAPPED_BLOCKS, RATIO, EGRESS, INGRESS,
     WAITING_TOKENS, EXPECTED_TOKENS, LAST_DECODE, GROWN, ABLE, HITS, HELD_TOKENS,
     BUSY_NS, READY_NS, UP_NS, ITERATIONS, DECODE_TOKENS, PROMPT_TOKENS, KV_BLOCK_NS, KV_PEAK, KV_SINCE,
-    NUM_PREEMPTED, EVICTED_BLOCKS, TRANSFER_NS, STARTS, UP_SINCE, READY_SINCE,
-) = range(52)  # fmt: skip
-FIRST_SETTING = 52
+    NUM_PREEMPTED, EVICTED_BLOCKS, TRANSFER_NS, STARTS, UP_SINCE, READY_SINCE, KV_CARRIED,
+) = range(53)  # fmt: skip
+FIRST_SETTING = 53
 
 # What a replica has of its pool, and where the pool's times of iterations begin among the prices.
 (
@@ -74,4 +74,6 @@ LEVELS = 3
 """Tables of a replica: chip, host, disk."""
 
 NONE = -1
+KV_CARRY = 10**15
+"""Block-nanoseconds that KV_CARRIED counts: the whole passes 63 bits in days."""
 FOREVER = 1 << 62

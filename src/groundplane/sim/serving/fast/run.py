@@ -56,11 +56,26 @@ def run(prepared: Prepared, *, log: bool) -> Outcome:
 
 
 def _totals(state: State) -> ReplicaTotals:
-    columns = (
-        c.POOL, c.BUSY_NS, c.READY_NS, c.UP_NS, c.ITERATIONS, c.DECODE_TOKENS, c.PROMPT_TOKENS, c.KV_BLOCK_NS,
-        c.KV_PEAK, c.NUM_PREEMPTED, c.EVICTED_BLOCKS, c.TRANSFER_NS, c.STARTS,
-    )  # fmt: skip
-    return ReplicaTotals(*(np.ascontiguousarray(state.replicas[:, column]) for column in columns))
+    def of(column: int) -> IntArray:
+        return np.ascontiguousarray(state.replicas[:, column])
+
+    carried, rest = of(c.KV_CARRIED).tolist(), of(c.KV_BLOCK_NS).tolist()
+    whole = [high * c.KV_CARRY + low for high, low in zip(carried, rest, strict=True)]
+    return ReplicaTotals(
+        pool=of(c.POOL),
+        busy_ns=of(c.BUSY_NS),
+        ready_ns=of(c.READY_NS),
+        up_ns=of(c.UP_NS),
+        iterations=of(c.ITERATIONS),
+        decode_tokens=of(c.DECODE_TOKENS),
+        prompt_tokens=of(c.PROMPT_TOKENS),
+        kv_block_ns=np.array(whole, dtype=np.float64),
+        kv_peak_blocks=of(c.KV_PEAK),
+        preemptions=of(c.NUM_PREEMPTED),
+        evicted_blocks=of(c.EVICTED_BLOCKS),
+        transfer_ns=of(c.TRANSFER_NS),
+        starts=of(c.STARTS),
+    )
 
 
 def _take_log(state: State) -> IntArray:

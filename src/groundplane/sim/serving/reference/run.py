@@ -58,7 +58,7 @@ def run(prepared: Prepared) -> Outcome:
             iterations=totals("iterations"),
             decode_tokens=totals("decode_tokens"),
             prompt_tokens=totals("prompt_tokens"),
-            kv_block_ns=totals("kv_block_ns"),
+            kv_block_ns=np.array([replica.kv_block_ns for replica in replicas], dtype=np.float64),
             kv_peak_blocks=totals("kv_peak_blocks"),
             preemptions=totals("preemptions"),
             evicted_blocks=np.array([replica.cache.evicted_blocks for replica in replicas], dtype=np.int64),
