@@ -50,7 +50,7 @@ def resume(sender: Sender, name_version: Callable[[], str]) -> list[tuple[str, F
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
                 continue
-            sending = sender.finishers.submit(_resend, sender, folder, lock, manifest, content, name_version)
+            sending = sender.finish(_resend, sender, folder, lock, manifest, content, name_version)
             taken.append((manifest.name, sending))
     return taken
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 NUM_SENDERS: Final = 4
 """Parts of one process on their way at a time."""
 NUM_SYNCERS: Final = 2
+MAX_UNFINISHED: Final = 64
+"""Files of one process that are safe on the local disk and not yet durable; with more, a writer waits."""
 NUM_TURNS: Final = 50
 """How often a publication yields to others of the same name."""
 _OUTGOING: Final = "outgoing"
@@ -45,7 +49,15 @@ class Sender:
         self.outgoing = cache.folder / _OUTGOING
         self.syncers = ThreadPoolExecutor(NUM_SYNCERS, thread_name_prefix="store-sync")
         self.senders = ThreadPoolExecutor(NUM_SENDERS, thread_name_prefix="store-send")
-        self.finishers = ThreadPoolExecutor(NUM_SENDERS, thread_name_prefix="store-finish")
+        self._finishers = ThreadPoolExecutor(NUM_SENDERS, thread_name_prefix="store-finish")
+        self._room = threading.BoundedSemaphore(MAX_UNFINISHED)
+
+    def finish(self, last: Callable[..., None], *arguments: object) -> Future[None]:
+        """Has the last steps of an upload done beside the caller, who waits while too many are under way."""
+        self._room.acquire()
+        future = self._finishers.submit(last, *arguments)
+        future.add_done_callback(lambda _: self._room.release())
+        return future
 
     def put(self, key: str, data: Buffer) -> None:
         """Puts one object, with patience.
@@ -111,7 +123,7 @@ class Sender:
 
     def close(self) -> None:
         """Ends the threads, after what they do now."""
-        for pool in (self.syncers, self.senders, self.finishers):
+        for pool in (self.syncers, self.senders, self._finishers):
             pool.shutdown()
 
     def current(self, name: str) -> tuple[str, Manifest | None]:

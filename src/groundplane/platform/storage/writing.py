@@ -137,7 +137,7 @@ class Upload:
         staged = [future.result() for future in self._synced]
         whole = self._lock is not None and not self._unstaged and all(staged)
         safe = whole and seal(self._folder, manifest, content)
-        sending = self._sender.finishers.submit(self._finish, manifest, content, etag)
+        sending = self._sender.finish(self._finish, manifest, content, etag)
         if not safe:
             sending.result()
         return sending
