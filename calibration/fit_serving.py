@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import common
 import msgspec
 import numpy as np
+from fit_serving_hosts import FILE as HOST_FILE
+from fit_serving_hosts import host_sequences
 from fit_serving_throughput import FILE as THROUGHPUT_FILE
 from fit_serving_throughput import throughput_profile
 
@@ -36,6 +38,7 @@ FILE = "serving_silicon.csv"
 ENGINES = ("sglang", "trtllm", "trtllm-1.0", "vllm")
 START = {name: EngineProfile(name, prompts_first=name == "sglang") for name in ENGINES}
 TIMINGS = ("ttft", "tpot")
+HOST_ROWS = 300
 FEW_RUNS = 10.0
 """Runs of a kind at which half of their median error becomes a correction."""
 
@@ -72,9 +75,11 @@ def main() -> None:
                                     "(model, system) unseen": unseen})  # fmt: skip
     older, spreads[f"throughput/{ENGINE}"] = throughput_profile()
     profiles.append(older)
+    vllm = next(profile for profile in profiles if profile.name == "vllm")
     data = {
         "source": "published serving runs, see calibration/manifest/serving.json",
         "profiles": msgspec.to_builtins(profiles),
+        "host_sequences_s": host_sequences(vllm),
         "spreads": {name: common.rounded(one) for name, one in spreads.items()},
         "corrections": msgspec.to_builtins(corrections),
         "without_model": msgspec.to_builtins(without),
@@ -84,7 +89,7 @@ def main() -> None:
     common.write_manifest(
         "serving",
         "calibration/fit_serving.py",
-        {FILE: len(cases), THROUGHPUT_FILE: spreads[f"throughput/{ENGINE}"].num_points},
+        {FILE: len(cases), THROUGHPUT_FILE: spreads[f"throughput/{ENGINE}"].num_points, HOST_FILE: HOST_ROWS},
         [f"src/groundplane/catalog/calibration/{name}" for name in ("serving.json", "points_serving.csv")],
     )
 

@@ -76,5 +76,6 @@ def test_cards_of_one_server_meet_over_pcie() -> None:
 def test_corrections_of_both_levels_multiply() -> None:
     known = {"vllm/m": Correction(1.1, 0.9, 9), "vllm/m/c/fp8": Correction(2.0, 0.5, 3)}
     assert correction_in(known, "vllm", "m", "c", "fp8") == Correction(pytest.approx(2.2), 0.45, 3)
-    assert correction_in(known, "vllm", "m", "other", "fp8") == Correction(1.1, 0.9, 9)
+    assert correction_in(known, "vllm", "m", "c", "bf16") == Correction(1.1, 0.9, 9)
+    assert correction_in(known, "vllm", "m", "other", "fp8") == Correction(1.0, 1.0, 0)
     assert correction_in(known, "sglang", "m", "c", "fp8") == Correction(1.0, 1.0, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 import numpy as np
 
@@ -21,6 +23,9 @@ from groundplane.perfmodel.serving_tables import engine_grids, engine_seconds
 from groundplane.spec.cluster import ClusterSpec
 from groundplane.spec.errors import InputError
 from groundplane.spec.llm import LlmSpec
+
+_SPREAD: Final = 0.1
+"""By how much lengths of requests differ from their means: alike, all clients would wait in step for ever."""
 
 
 class ServingLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,7 +91,7 @@ def serving_estimate(
             not positive, or weights that leave no room for one request.
     """
     calibration = serving_calibration()
-    profile = calibration.profile(engine)
+    profile = calibration.profile(engine, cluster.chip.name)
     for name in load.__struct_fields__:
         if getattr(load, name) < 1:
             raise InputError("must be at least 1", field=name, value=getattr(load, name))
@@ -107,7 +112,7 @@ def serving_estimate(
         )
     pricer = IterationPricer(cluster.chip, serving_links(cluster), model, layout, formats, engine=engine)
     seconds = engine_seconds(engine_grids(pricer, drafts), profile)
-    closed = ClosedLoad(load.prompt, load.output, load.concurrency)
+    closed = ClosedLoad(load.prompt, load.output, load.concurrency, _SPREAD)
     kind = (model.name, cluster.chip.name, formats.experts if model.is_moe else formats.linear)
     factor = calibration.correction(engine, *kind)
     times = closed_times(seconds, profile, capacity, closed)
@@ -196,7 +201,7 @@ def _bottleneck(stages: dict[str, float], waits_s: float, ttft_s: float) -> str:
 
 def _assumptions(model: LlmSpec, chunk_tokens: float, drafts: float, acceptance: float) -> list[str]:
     assumed = [
-        "closed load: each request is followed by the next at once; lengths near their means",
+        "closed load: each request is followed by the next at once; lengths within 10 % of their means",
         f"chunks of at most {chunk_tokens:.0f} prompt tokens; CUDA graphs; no prefix is found in the cache",
         "90 % of a chip's memory is the engine's, 3 GB of it not for weights or cache",
     ]

@@ -21,8 +21,8 @@ from groundplane.perfmodel.serving_profiles import FITTED, EngineProfile
 Times = Callable[[EngineProfile], tuple[FloatArray, FloatArray]]
 """Time to first token and per token of the runs under a profile."""
 
-_TIGHT: Final = frozenset({"weights", "experts", "cache"})
-_LOOSE: Final = frozenset({"prompts", "links", "floors"})
+_TIGHT: Final = frozenset({"weights", "experts", "cache", "prompts"})
+_LOOSE: Final = frozenset({"links", "floors"})
 _REACH: Final = (1.6, 2.5, 8.0)
 _PRIOR: Final = (0.1, 0.25, 1.0)
 """How far a scale of what kernel tables say, another scale, or a time may go from its start: the largest

@@ -29,7 +29,7 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times collectives. A prompt adds `prompts` times its work, and `prompt_host_s` to the iteration. A request
     waits `request_s` and `request_token_s` for each prompt token outside the engine, `echo` times its own
     prompt's work and `first_tokens` tokens more for its first token, and `handover_s` where prefill and
-    decode are apart; `rush` is the weight of a client's first request, all of which come at once, in the mean.
+    decode are apart; `rush` is the weight in the mean of first requests, which all clients send at once.
     `chunk_tokens` and `max_sequences` are the most an iteration takes, `prompts_first` says that prompts and
     decoding do not share one; `acceptance` is the share of drafts that hold.
     """
@@ -90,7 +90,8 @@ class ServingCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     `corrections` are keyed "ENGINE/MODEL" and, beyond those, "ENGINE/MODEL/CHIP/WEIGHTS". `spreads` are keyed
     "tpot/ENGINE" and "ttft/ENGINE" for (model, chip) pairs that were not measured, with "/seen" behind for
     those that were. `without_model` holds, for each model and engine ("MODEL/ENGINE"), the profile fitted
-    without any run of that model.
+    without any run of that model. `host_sequences_s`, keyed "ENGINE/CHIP", stand in for `host_sequence_s` on
+    hosts that a recorded run shows to be slower than those of the tables.
     """
 
     source: str
@@ -98,16 +99,18 @@ class ServingCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     spreads: dict[str, Evidence]
     corrections: dict[str, Correction]
     without_model: dict[str, EngineProfile]
+    host_sequences_s: dict[str, float] = {}
 
-    def profile(self, name: str) -> EngineProfile:
-        """The profile of an engine.
+    def profile(self, name: str, chip: str = "") -> EngineProfile:
+        """The profile of an engine; with a chip, as the hosts of its servers run it.
 
         Raises:
             InputError: unknown engine.
         """
         for profile in self.profiles:
             if profile.name == name:
-                return profile
+                sequence_s = self.host_sequences_s.get(f"{name}/{chip}", profile.host_sequence_s)
+                return msgspec.structs.replace(profile, host_sequence_s=sequence_s)
         raise unknown_name("serving engine", name, [profile.name for profile in self.profiles])
 
     def correction(self, engine: str, model: str, chip: str, weights: str) -> Correction:
@@ -123,13 +126,20 @@ class ServingCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 def correction_in(
     corrections: dict[str, Correction], engine: str, model: str, chip: str, weights: str
 ) -> Correction:
-    """As `ServingCalibration.correction`, among some corrections."""
-    levels = (f"{engine}/{model}", f"{engine}/{model}/{chip}/{weights}")
+    """As `ServingCalibration.correction`, among some corrections.
+
+    Only where the model was measured on the chip, in whatever format: a factor of another chip says more of
+    that chip's kernels than of the model.
+    """
+    near = f"{engine}/{model}/{chip}/"
+    if not any(key.startswith(near) for key in corrections):
+        return Correction(1.0, 1.0, 0)
+    levels = (f"{engine}/{model}", near + weights)
     found = [corrections[key] for key in levels if key in corrections]
     return Correction(
         ttft=float(np.prod([one.ttft for one in found])),
         tpot=float(np.prod([one.tpot for one in found])),
-        num_points=min((one.num_points for one in found), default=0),
+        num_points=min(one.num_points for one in found),
     )
 
 

@@ -30,6 +30,10 @@ ENGINE: Final = "trtllm-0"
 """Releases of TensorRT-LLM before 1.0, with engines built ahead of time."""
 
 _CARDS: Final = 8
+_MEMORY_SHARE: Final = 0.97
+_RESERVED_BYTES: Final = 1.5e9
+"""Those engines take 90 to 95 % of what weights and activations leave, not of the whole memory."""
+
 MOST_SEQUENCES: Final = 2048.0
 """What TensorRT-LLM's benchmark lets run at the same time at most, where memory holds as many."""
 
@@ -112,7 +116,9 @@ def _case(row: Row) -> ThroughputCase | str:
     tp = int(row.positive("tp"))
     layout = ServingLayout(tp=tp, expert_tp=tp if model.is_moe else 1).checked(model)
     formats = formats_of(model, weights, "fp8" if weights == "fp8" else "bf16")
-    capacity = cache_capacity(cluster.chip, model, layout, formats)
+    capacity = cache_capacity(
+        cluster.chip, model, layout, formats, memory_share=_MEMORY_SHARE, reserved_bytes=_RESERVED_BYTES
+    )
     prompt, output = row.positive("isl"), row.positive("osl")
     load = min(capacity.num_sequences(prompt + output / 2.0), MOST_SEQUENCES)
     if row.text("concurrency_or_batch") != "max":

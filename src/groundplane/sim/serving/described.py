@@ -198,7 +198,7 @@ def _simulated_pool(
     assumptions: list[str],
 ) -> PoolSpec:  # fmt: skip
     written, ranks = pool.spec, pool.layout.attention_dp
-    profile = serving_calibration().profile(pool.engine)
+    profile = serving_calibration().profile(pool.engine, pool.pricer.chip.name)
     if ranks > 1:
         assumptions.append(
             "ranks of data-parallel attention are priced in lock step and take requests of their own"
@@ -279,7 +279,7 @@ def _table(
 ) -> IterationTable:
     table = engine_table(
         priced.pricer,
-        serving_calibration().profile(priced.engine),
+        serving_calibration().profile(priced.engine, priced.pricer.chip.name),
         max_sequences=max_sequences,
         max_batched_tokens=max_batched_tokens,
         max_context=max_context,
