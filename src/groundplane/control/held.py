@@ -58,6 +58,8 @@ class Held:
 
     def ended(self, job: Job, *, was_held: bool) -> list[str]:
         """The job has ended; the answer is who may go on now, or has to end too."""
+        if not self._followers and not job.group:
+            return []
         following = list(self._followers.pop(job.job_id, {}))
         for needed_id in job.after:
             self._followers.get(needed_id, {}).pop(job.job_id, None)

@@ -65,7 +65,11 @@ class Jobs:
         state.jobs[job.job_id] = job
         self._context.mix.note(event.gang)
         self._set_deadline(job)
-        self._look_at([job.job_id])
+        if job.after or job.group:
+            self._look_at([job.job_id])
+        else:
+            job.state = JOB.after(job.state, "released")
+            self._context.add_job(job)
 
     def cancel_requested(self, event: JobCancelRequested) -> None:
         """Ends a job that holds nothing at once, and any other when its attempt is gone."""
@@ -234,7 +238,9 @@ class Jobs:
             self._context.drop_timer(_deadline_timer(job))
         self._context.release_kept(job.job_id)
         self._context.actions.append(JobEnded(job.job_id, outcome, reason))
-        self._look_at(self._held.ended(job, was_held=was_held))
+        following = self._held.ended(job, was_held=was_held)
+        if following:
+            self._look_at(following)
         self._forget_the_oldest(job)
 
     def _set_deadline(self, job: Job) -> None:

@@ -151,10 +151,11 @@ class Scheduler:
         else:
             head_leaf, head = ahead_of
             if not context.queue.outranks(head):
-                owed = [
-                    leaf for leaf in lines if leaf == head_leaf or context.shares.is_owed(leaf, head_leaf)
-                ]
-                lines = {leaf: lines[leaf] for leaf in owed}
+                owed = [leaf for leaf in lines if context.shares.is_owed(leaf, head_leaf)]
+                firsts = [line.first for line in lines[head_leaf].values() if line.first is not None]
+                if not owed and min(firsts) == head:
+                    return False
+                lines = {leaf: lines[leaf] for leaf in (head_leaf, *owed)}
             turns = Turns(
                 context.shares, lines, lambda leaf, entry: self._is_ahead(leaf, entry, head_leaf, head)
             )

@@ -38,6 +38,8 @@ class Shares:
         self._decay = _decay_table()
         self._paths: dict[str, list[str]] = {}
         self._has_guarantees = any(rule.guaranteed_devices for rule in state.queues.values())
+        self._borrowed: dict[str, int] = {}
+        self._forks: dict[tuple[str, str], tuple[str, str]] = {}
         self._level_keys: dict[str, tuple[LevelKey, int]] = {}
         self._totals: dict[str, int] = {}
         self._total_bytes = 0
@@ -67,6 +69,8 @@ class Shares:
         state.preemption = policy.preemption
         state.usage = {}
         self._paths.clear()
+        self._borrowed.clear()
+        self._forks.clear()
         self._level_keys.clear()
         for work in state.works.values():
             if work.placement:
@@ -111,8 +115,12 @@ class Shares:
 
     def num_borrowed(self, name: str) -> int:
         """Devices that a queue and those below it hold beyond its guarantee; negative below it."""
-        rule = self._state.queues.get(name)
-        return self.num_held(name) - (0 if rule is None else rule.guaranteed_devices)
+        borrowed = self._borrowed.get(name)
+        if borrowed is None:
+            rule = self._state.queues.get(name)
+            borrowed = self.num_held(name) - (0 if rule is None else rule.guaranteed_devices)
+            self._borrowed[name] = borrowed
+        return borrowed
 
     def num_held(self, name: str) -> int:
         """Devices that a queue and those below it hold; all parts together are rounded up."""
@@ -127,10 +135,12 @@ class Shares:
         """Whether a queue has some of its guarantee left, as the other, where their ways part, has not."""
         if not self._has_guarantees:
             return False
-        for mine, other in zip(reversed(self.path(leaf)), reversed(self.path(beside)), strict=False):
-            if mine != other:
-                return self.num_borrowed(mine) < 0 <= self.num_borrowed(other)
-        return False
+        fork = self._forks.get((leaf, beside))
+        if fork is None:
+            pairs = zip(reversed(self.path(leaf)), reversed(self.path(beside)), strict=False)
+            fork = next(((mine, other) for mine, other in pairs if mine != other), (ROOT, ROOT))
+            self._forks[leaf, beside] = fork
+        return fork[0] != ROOT and self.num_borrowed(fork[0]) < 0 <= self.num_borrowed(fork[1])
 
     def level_key(self, name: str) -> LevelKey:
         """Sorts the queues below one parent in the order in which they are served.
@@ -173,6 +183,7 @@ class Shares:
         kind = state.nodes[work.placement[0].node_id].device_kind
         for name in self.path(work.queue):
             self._level_keys.pop(name, None)
+            self._borrowed.pop(name, None)
             usage = self._usage(name)
             self._settle(name)
             usage.num_devices += num_devices

@@ -51,13 +51,16 @@ class Victims:
         """Whether there can be victims at all: larger than needed, of lower priority, or by a guarantee."""
         if self._num_enlarged:
             return True
-        path = self._shares.path(claim.leaf)
-        if claim.rules.reclaims and any(
-            -self._shares.num_borrowed(name) >= claim.num_devices for name in path
-        ):
-            return True
-        highest = claim.priority - claim.rules.priority_gap
-        return claim.rules.priority_gap > 0 and any(priority <= highest for priority in self._num_of_priority)
+        if claim.rules.priority_gap:
+            highest = claim.priority - claim.rules.priority_gap
+            for priority in self._num_of_priority:
+                if priority <= highest:
+                    return True
+        if claim.rules.reclaims:
+            for name in self._shares.path(claim.leaf):
+                if -self._shares.num_borrowed(name) >= claim.num_devices:
+                    return True
+        return False
 
     def node_changed(self, node: Node) -> None:
         """The node has opened or closed, or a work here came, went, or has more or less to lose."""
