@@ -91,7 +91,10 @@ class Pools:
         """Whether the devices of any kind would allow all ranks of `gang`, memory aside."""
         if gang.part is not None:
             return self.place(gang) is not None
-        return any(pool.num_slots(gang) >= gang.num_ranks for pool in self.pools_for(gang))
+        for pool in self.pools_for(gang) if gang.kinds else self._pools.values():
+            if pool.num_slots(gang) >= gang.num_ranks:
+                return True
+        return False
 
     def pools_for(self, gang: Gang) -> Iterable[Pool]:
         """The pools whose devices will do for the gang, the best first."""
