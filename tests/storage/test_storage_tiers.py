@@ -41,6 +41,16 @@ def test_an_object_is_replaced_and_its_tag_changes(tier: Tier) -> None:
         tier.get_range("a", 0, 4, old.etag)
 
 
+def test_a_long_range_is_of_the_content_it_was_asked_for(tier: Tier) -> None:
+    content = bytes(range(256)) * 8192
+    tier.put("long", content)
+    etag = tier.head("long").etag
+    assert bytes(tier.get_range("long", 5, 2**20, etag)) == content[5 : 5 + 2**20]
+    tier.put("long", content[::-1])
+    with pytest.raises(Changed):
+        tier.get_range("long", 5, 2**20, etag)
+
+
 def test_a_replacement_happens_only_to_what_it_was_made_for(tier: Tier) -> None:
     tier.replace("r/x", b"one", "")
     first = tier.head("r/x").etag

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LIST_PAGE: Final = 1000
 DELETE_PAGE: Final = 1000
+RANGE_FROM_BYTES: Final = 2**20
+"""From this length on a range is read the quick way, without a condition, and the tag is compared after."""
 REQUEST_TIMEOUT: Final = "60s"
 CONNECT_TIMEOUT: Final = "5s"
 _DENIED: Final = (
@@ -69,12 +71,14 @@ class BucketTier:
 
     def get_range(self, key: str, start: int, length: int, etag: str = "") -> Buffer:
         def ask() -> Buffer:
-            if not etag:
-                return obstore.get_range(self._store, key, start=start, length=length)
-            options: Any = {"range": (start, start + length), "if_match": etag}
-            return obstore.get(self._store, key, options=options).bytes()
+            if etag and length < RANGE_FROM_BYTES:
+                options: Any = {"range": (start, start + length), "if_match": etag}
+                return obstore.get(self._store, key, options=options).bytes()
+            return obstore.get_range(self._store, key, start=start, length=length)
 
         data = self._call(key, ask)
+        if etag and length >= RANGE_FROM_BYTES and self.head(key).etag != etag:
+            raise Changed(f"{self._name(key)}: it was replaced meanwhile")
         if memoryview(data).nbytes != length:
             raise Unavailable(f"{self._name(key)}: {memoryview(data).nbytes} bytes came instead of {length}")
         return data
