@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import posixpath
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,6 +92,6 @@ def write_manifest(fit: str, script: str, inputs: dict[str, int], outputs: Seque
     files = []
     for name, rows in inputs.items():
         digest = hashlib.sha256((measured_folder() / name).read_bytes()).hexdigest()
-        files.append({"file": f"measured/{name}", "sha256": digest, "rows_used": rows})
+        files.append({"file": posixpath.normpath(f"measured/{name}"), "sha256": digest, "rows_used": rows})
     data = {"fit": fit, "script": script, "inputs": files, "outputs": list(outputs)}
     (folder / f"{fit}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

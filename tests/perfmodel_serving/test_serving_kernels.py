@@ -15,7 +15,7 @@ from groundplane.perfmodel.serving_kernels import (
 )
 from groundplane.perfmodel.serving_layout import ServingLayout, formats_of
 from groundplane.perfmodel.serving_links import serving_links
-from groundplane.perfmodel.serving_profiles import Correction, correction_in
+from groundplane.perfmodel.serving_profiles import Correction, correction_in, serving_calibration
 
 CHIPS = ("h100-80gb-sxm", "h200-141gb-sxm", "b200-180gb-sxm", "mi300x", "tpu-v5e", "l40s")
 
@@ -79,3 +79,18 @@ def test_corrections_of_both_levels_multiply() -> None:
     assert correction_in(known, "vllm", "m", "c", "bf16") == Correction(1.1, 0.9, 9)
     assert correction_in(known, "vllm", "m", "other", "fp8") == Correction(1.0, 1.0, 0)
     assert correction_in(known, "sglang", "m", "c", "fp8") == Correction(1.0, 1.0, 0)
+
+
+def test_a_slow_host_takes_longer_for_each_sequence() -> None:
+    calibration = serving_calibration()
+    usual, slow = calibration.profile("vllm"), calibration.profile("vllm", "rtx-pro-6000-server")
+    assert slow.host_sequence_s > usual.host_sequence_s
+    assert calibration.profile("vllm", "h100-80gb-sxm") == usual
+
+
+def test_what_was_not_measured_has_the_wider_interval() -> None:
+    calibration = serving_calibration()
+    seen = calibration.spread("tpot", "vllm", "minimax-m2.5", "b200-180gb-sxm", "fp8_block")
+    unseen = calibration.spread("tpot", "vllm", "minimax-m2.5", "mi300x", "fp8_block")
+    assert seen.ratio_p90 / seen.ratio_p10 < unseen.ratio_p90 / unseen.ratio_p10
+    assert (seen.grade, unseen.grade) == ("measured", "family")
