@@ -7,6 +7,7 @@ budgets kept, every accelerator-nanosecond in exactly one account, each job ende
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -156,6 +157,7 @@ class Checker:
                     NO_FAULT
                 ) or action.reason.endswith(NO_FAULT_ENDS)
         self._compare(now_ns, core)
+        self._kept.check_usage(core.state.usage, self._held())
         self._promises.check(event, actions, core)
 
     def _unleased(self) -> list[tuple[Place, int, bool]]:
@@ -323,11 +325,12 @@ class Checker:
                     )
                 work.places.append((rank.node_id, index))
         self._works[action.work_id] = work
-        held = (
-            (work.action.owner_id, work.gang.num_ranks * work.gang.devices_per_rank * work.units)
-            for work in self._works.values()
-        )
-        self._kept.check_start(now_ns, action, held)
+        self._kept.check_start(now_ns, action, self._held())
+
+    def _held(self) -> Iterator[tuple[str, int]]:
+        """Owner and units of devices of each work."""
+        for work in self._works.values():
+            yield work.action.owner_id, work.gang.num_ranks * work.gang.devices_per_rank * work.units
 
     def _note_attempt(self, now_ns: int, action: StartWork) -> Gang:
         job = self._jobs[action.owner_id]

@@ -15,6 +15,7 @@ from groundplane.control.events import (
     WindowRemoved,
     WindowSet,
 )
+from groundplane.control.state import QueueUsage
 from groundplane.sim.promises import ViolationError
 
 
@@ -82,6 +83,30 @@ class KeptRules:
                 )
             name = self._rules[name].parent
         self._check_windows(now_ns, action)
+
+    def check_usage(self, usage: Mapping[str, QueueUsage], held: Iterable[tuple[str, int]]) -> None:
+        """Holds what the core charges each queue against what the works below it hold.
+
+        Raises:
+            ViolationError: it charges more or less.
+        """
+        if not self._rules:
+            return
+        units_of: dict[str, int] = {}
+        for owner, units in held:
+            name = self.queue_of.get(owner, "")
+            while name:
+                units_of[name] = units_of.get(name, 0) + units
+                name = self._rules[name].parent if name in self._rules else ""
+        for name in {**usage, **units_of}:
+            charged = usage.get(name)
+            units = 0
+            if charged is not None:
+                units = charged.num_devices * UNITS_PER_DEVICE + sum(charged.units.values())
+            if units != units_of.get(name, 0):
+                raise ViolationError(
+                    f"queue {name} is charged {units} units, it holds {units_of.get(name, 0)}"
+                )
 
     def _check_windows(self, now_ns: int, action: StartWork) -> None:
         """Once a window has begun nothing starts on its nodes but works of its queue."""

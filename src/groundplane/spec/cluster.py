@@ -130,8 +130,8 @@ class ChipSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     `scaleup` is the chip's injection bandwidth into its scale-up fabric (NVLink, xGMI, ICI), one direction;
     None where the chip has none beyond PCIe. `scaleup_per_peer` is what one pair of chips can use of it where
-    chips are wired to each other and not to a switch (None: all of it). `partitions` are the ways in which the
-    chip can be cut in hardware; none where it cannot. `sources` says where each field comes
+    chips are wired to each other and not to a switch (None: all of it). `partitions` are the ways in which
+    the chip can be cut in hardware; none where it cannot. `sources` says where each field comes
     from; the key "*" stands for all fields not named, "notes" for remarks such as sources that disagree.
     """
 

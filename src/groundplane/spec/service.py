@@ -20,8 +20,8 @@ class ServiceSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="ki
     """One service behind the gateway, under the model name `name`.
 
     `model` names a registered model ("tour-model" or "tour-model:3") or a GGUF file. With server "openai"
-    nothing is started: `url` is the base of an OpenAI-compatible server that someone else runs. A replica that
-    was ready and has not answered for `unready_limit` is replaced (0: never).
+    nothing is started: `url` is the base of an OpenAI-compatible server that someone else runs. A replica
+    that was ready and has not answered for `unready_limit` is replaced (0: never).
     """
 
     name: Name

@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def describe_kind(device_kind: str) -> KindDescribed:
-    """What is known of a kind: of a chip of the catalogue all of it, of any other that its time can be shared.
+    """What is known of a kind: of a chip of the catalogue all of it, of others that their time can be shared.
 
     A core of a machine without accelerators is such a one: it has no memory of its own.
     """
