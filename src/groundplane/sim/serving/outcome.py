@@ -67,8 +67,9 @@ class ReplicaTotals:
     """Of each replica, pools after each other in the deployment's order; arrays of length r.
 
     `kv_block_ns` (float64: it passes int64 in days) is blocks in use by requests, integrated over time;
-    blocks that only the prefix cache holds are free for use and not counted. `up_ns` is time from the beginning of a cold start (which is paid for)
-    until stopped or lost, `ready_ns` that in which it could serve.
+    blocks that only the prefix cache holds are free for use and not counted. `up_ns` is time from the
+    beginning of a cold start (which is paid for) until stopped or lost, `ready_ns` that in which it could
+    serve.
     """
 
     pool: IntArray

@@ -1,7 +1,7 @@
 """One replica of the plain simulator: its line, its batch, and what an iteration does to both.
 
-The scheduler kinds differ in what fills an iteration (`start`), in when a request may begin (`_needed`), in
-who gives way when blocks run out (`_victim`), and in when computed blocks are shared.
+The scheduler kinds differ in what fills an iteration (`start`), in when a request may begin and who gives way
+when blocks run out (`admission`), and in when computed blocks are shared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Protocol
 
 from groundplane.sim.serving.deployment import PoolSpec
 from groundplane.sim.serving.outcome import NEVER, EventKind
-from groundplane.sim.serving.prepare import SGLANG_CLIP_TOKENS, SGLANG_RATIO_LEAST, SGLANG_RATIO_START
+from groundplane.sim.serving.prepare import SGLANG_RATIO_LEAST, SGLANG_RATIO_START
+from groundplane.sim.serving.reference.admission import admit, victim
 from groundplane.sim.serving.reference.cache import Cache
 from groundplane.sim.serving.reference.work import Work
 
@@ -64,7 +65,7 @@ class Replica:
         self.preemptions = self.transfer_ns = self.starts = 0
         self.up_since_ns = self.ready_since_ns = NEVER
         self.num_decode = 0
-        self._loads_ns = self._swaps_ns = 0
+        self.loads_ns = self.swaps_ns = 0
 
     # What others look at
     # -------------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ class Replica:
 
     def expected_hits(self, work: Work) -> int:
         """Tokens that the prefix cache of the chip holds of a prompt."""
-        limit = self._hit_limit(work, work.target - 1)
+        limit = self.hit_limit(work, work.target - 1)
         return self.cache.hits(work.hashes, limit) * self.cache.unit_tokens
 
     def push(self, work: Work) -> None:
@@ -116,7 +117,7 @@ class Replica:
             self.decoding.append(work)
         self.arrived = []
         self.pieces = []
-        self._loads_ns = self._swaps_ns = 0
+        self.loads_ns = self.swaps_ns = 0
         while True:
             given_way = self.preemptions
             if self.pool.scheduler.kind == "sglang":
@@ -136,7 +137,7 @@ class Replica:
         compute_ns = self.pool.table.iteration_ns(num_decode, context, pieces)
         self.iterating = True
         self.iteration_start_ns = now_ns
-        self.iteration_end_ns = now_ns + max(compute_ns, self._loads_ns) + self._swaps_ns
+        self.iteration_end_ns = now_ns + max(compute_ns, self.loads_ns) + self.swaps_ns
 
     def _fill_mixed(self, now_ns: int) -> bool:
         calm = self._make_room_to_decode(now_ns)
@@ -148,13 +149,13 @@ class Replica:
             need = self.cache.blocks(work.computed + tokens) - self.cache.blocks(work.computed)
             while need > self.cache.available_blocks:
                 calm = False
-                if self._preempt(now_ns, self._victim()) is work:
+                if self._preempt(now_ns, victim(self)) is work:
                     break
             if work in self.prefilling:
-                self._compute(now_ns, work, tokens, need)
+                self.compute(now_ns, work, tokens, need)
                 budget -= tokens
         while calm and self.waiting and self.num_running < self.pool.scheduler.max_sequences:
-            used = self._admit(now_ns, self.waiting[0], budget)
+            used = admit(self, now_ns, self.waiting[0], budget)
             if used is None:
                 break
             budget -= used
@@ -167,10 +168,10 @@ class Replica:
             need = self.cache.blocks(work.computed + tokens) - self.cache.blocks(work.computed)
             if budget == 0 or need > self.cache.available_blocks:
                 break
-            self._compute(now_ns, work, tokens, need)
+            self.compute(now_ns, work, tokens, need)
             budget -= tokens
         while self.waiting and self.num_running < self.pool.scheduler.max_sequences:
-            used = self._admit(now_ns, self.waiting[0], budget)
+            used = admit(self, now_ns, self.waiting[0], budget)
             if used is None:
                 break
             budget -= used
@@ -187,20 +188,20 @@ class Replica:
             if len(growing) <= self.cache.available_blocks:
                 break
             calm = False
-            self._preempt(now_ns, self._victim())
-        self._allocate(now_ns, len(growing))
+            self._preempt(now_ns, victim(self))
+        self.allocate(now_ns, len(growing))
         for work in growing:
             work.private_blocks += 1
         return calm
 
-    def _compute(self, now_ns: int, work: Work, tokens: int, need: int) -> None:
+    def compute(self, now_ns: int, work: Work, tokens: int, need: int) -> None:
         """Puts the next tokens of a prompt into the iteration."""
-        self._allocate(now_ns, need)
+        self.allocate(now_ns, need)
         work.private_blocks += need
         self.pieces.append((work, tokens, work.computed))
         if self.pool.scheduler.kind == "vllm-v1":
             # Its blocks are found by others from when they are scheduled.
-            self._enter_units(work, work.computed + tokens)
+            self.enter_units(work, work.computed + tokens)
 
     def finish_iteration(self, now_ns: int) -> None:
         """Ends the iteration: every sequence in it that has all its prompt gets a token."""
@@ -227,7 +228,7 @@ class Replica:
     def _finish_piece(self, now_ns: int, work: Work, tokens: int) -> None:
         work.computed += tokens
         work.pending_tokens -= tokens
-        self._enter_units(work, work.computed)
+        self.enter_units(work, work.computed)
         if work.computed < work.target:
             return
         self.prefilling.remove(work)
@@ -247,118 +248,8 @@ class Replica:
         else:
             self.decoding.append(work)
 
-    # Starting, giving way, leaving
+    # Giving way, leaving
     # -------------------------------------------------------------------------------------------------
-
-    def _admit(self, now_ns: int, work: Work, budget: int) -> int | None:
-        """Lets the head of the line in; the tokens of the iteration it uses, or None if it must wait."""
-        if work.remote is not None:
-            return self._admit_remote(now_ns, work)
-        if budget < 1:
-            return None
-        if work.swapped:
-            return self._admit_swapped(now_ns, work)
-        cache = self.cache
-        limit = self._hit_limit(work, work.target - 1)
-        hits = cache.hits(work.hashes, limit)
-        host, disk = cache.tier_hits(work.hashes, hits, limit)
-        begin = (hits + host + disk) * cache.unit_tokens
-        tokens = min(work.target - begin, budget)
-        taken = hits * self.unit_blocks
-        need = cache.blocks(begin + tokens) - taken
-        available = cache.available_blocks - cache.idle_among(work.hashes, hits) * self.unit_blocks
-        if max(need, self._needed(work) - taken) > available:
-            return None
-        self._join(now_ns, work, begin)
-        if not work.seen:
-            work.seen = True
-            work.admitted_ns = now_ns
-            work.hit_tokens = hits * cache.unit_tokens
-            work.tier_hit_tokens = (host + disk) * cache.unit_tokens
-        bisect.insort(self.prefilling, work, key=lambda other: other.rank)
-        for name in work.hashes[:hits]:
-            cache.use(name)
-        work.held = hits
-        for name in work.hashes[hits : hits + host + disk]:
-            cache.leave_tiers(name)
-        self._allocate(now_ns, need)
-        work.private_blocks = need
-        work.computed = begin
-        work.pending_tokens = work.target - begin
-        self._enter_units(work, begin)
-        spec = self.pool.cache
-        self._loads_ns += self.unit_blocks * (host * spec.host_block_ns + disk * spec.disk_block_ns)
-        self._compute(now_ns, work, tokens, 0)
-        return tokens
-
-    def _admit_swapped(self, now_ns: int, work: Work) -> int | None:
-        """Its cache comes back from host memory, and it decodes in this iteration."""
-        need = self.cache.blocks(work.computed + 1)
-        if max(need, self._needed(work)) > self.cache.available_blocks:
-            return None
-        self._join(now_ns, work, work.computed)
-        moved = self.cache.blocks(work.computed)
-        self.swapped_blocks -= moved
-        self._swaps_ns += moved * self.pool.cache.swap_block_ns
-        self._allocate(now_ns, need)
-        work.private_blocks = need
-        work.swapped = False
-        self.decoding.append(work)
-        return 1
-
-    def _admit_remote(self, now_ns: int, work: Work) -> int | None:
-        """Blocks are taken, and what is not here begins to come over the links."""
-        source = work.remote
-        if source is None:
-            return None
-        hits = self.cache.hits(work.hashes, self._hit_limit(work, work.computed))
-        taken = hits * self.unit_blocks
-        need = self.cache.blocks(work.computed) - taken
-        available = self.cache.available_blocks - self.cache.idle_among(work.hashes, hits) * self.unit_blocks
-        if max(need, self._needed(work) - taken) > available:
-            return None
-        self._join(now_ns, work, hits * self.cache.unit_tokens)
-        for name in work.hashes[:hits]:
-            self.cache.use(name)
-        work.held = hits
-        self._allocate(now_ns, need)
-        work.private_blocks = need
-        here, there = self.pool.link, source.pool.link
-        duration_ns = max(here.latency_ns, there.latency_ns) + need * max(here.block_ns, there.block_ns)
-        begin_ns = max(now_ns, self.ingress_ns, source.egress_ns)
-        end_ns = begin_ns + max(duration_ns, 1)
-        self.ingress_ns = source.egress_ns = end_ns
-        self.transfer_ns += end_ns - begin_ns
-        self.transferring[work] = end_ns
-        return 0
-
-    def _join(self, now_ns: int, work: Work, found_tokens: int) -> None:
-        self.waiting.pop(0)
-        self.log(now_ns, EventKind.ADMITTED, work.index, found_tokens)
-
-    def _needed(self, work: Work) -> int:
-        """Blocks, those it finds included, that must be to be had before a request may begin."""
-        scheduler, blocks = self.pool.scheduler, self.cache.blocks
-        if scheduler.kind == "sglang":
-            rest = min(work.output - work.generated, SGLANG_CLIP_TOKENS)
-            running = sum(other.output - other.generated for other in self.decoding)
-            begun = sum(self._promised(other) for other in self.prefilling)
-            return blocks(work.target + rest - 1) + blocks(running * self.ratio_permille // 1000) + begun
-        if scheduler.kind == "trtllm":
-            running_works = (*self.prefilling, *self.decoding, *self.transferring)
-            return blocks(work.most_tokens) + sum(self._promised(other) for other in running_works)
-        if scheduler.kind == "vllm-v1" and scheduler.reserve_prompt:
-            return blocks(work.target)
-        return 0
-
-    def _promised(self, work: Work) -> int:
-        """Blocks that a request in the batch may still need."""
-        return self.cache.blocks(work.most_tokens) - work.held * self.unit_blocks - work.private_blocks
-
-    def _victim(self) -> Work:
-        if self.pool.scheduler.kind == "sglang":
-            return min(self.decoding, key=lambda work: (work.generated, -work.prompt, -work.index))
-        return max((*self.prefilling, *self.decoding), key=lambda work: work.rank)
 
     def _preempt(self, now_ns: int, work: Work) -> Work:
         """Takes a request out of the batch and puts it back into the line."""
@@ -373,7 +264,7 @@ class Replica:
         if swap:
             work.swapped = True
             self.swapped_blocks += size
-            self._swaps_ns += size * self.pool.cache.swap_block_ns
+            self.swaps_ns += size * self.pool.cache.swap_block_ns
         else:
             work.computed = 0
             work.pending_tokens = work.target
@@ -390,7 +281,7 @@ class Replica:
 
     def release(self, work: Work) -> None:
         """Gives back all blocks; whole hash blocks that were computed stay to be found."""
-        self._enter_units(work, work.computed)
+        self.enter_units(work, work.computed)
         self.cache.leave(work.hashes, work.held, work.private_blocks)
         work.held = work.private_blocks = work.pending_tokens = 0
 
@@ -410,7 +301,7 @@ class Replica:
         """A cache has come: the request decodes from the next iteration on. The blocks it brought."""
         del self.transferring[work]
         brought = work.private_blocks
-        self._enter_units(work, work.computed)
+        self.enter_units(work, work.computed)
         self.arrived.append(work)
         return brought
 
@@ -444,22 +335,22 @@ class Replica:
         self.kv_block_ns += self.cache.used_blocks * (now_ns - self.kv_since_ns)
         self.kv_since_ns = now_ns
 
-    def _allocate(self, now_ns: int, count: int) -> None:
+    def allocate(self, now_ns: int, count: int) -> None:
         evicted = self.cache.allocate(count)
         if evicted:
             self.log(now_ns, EventKind.EVICTED, evicted, 0)
 
-    def _enter_units(self, work: Work, tokens: int) -> None:
+    def enter_units(self, work: Work, tokens: int) -> None:
         """Makes units of a work's private blocks that are whole hash blocks of its first `tokens`."""
         if not self.pool.cache.prefix:
             return
-        limit = self._hit_limit(work, tokens)
+        limit = self.hit_limit(work, tokens)
         while work.held < limit:
             self.cache.enter(work.hashes[work.held])
             work.held += 1
             work.private_blocks -= self.unit_blocks
 
-    def _hit_limit(self, work: Work, tokens: int) -> int:
+    def hit_limit(self, work: Work, tokens: int) -> int:
         if not self.pool.cache.prefix:
             return 0
         return min(len(work.hashes), tokens // self.cache.unit_tokens)
