@@ -248,6 +248,18 @@ def test_a_preempted_job_can_be_cancelled_or_turn_out_to_have_ended(hand: Hand) 
     assert hand.state("high") == "starting"
 
 
+def test_a_higher_priority_is_the_head_whatever_the_shares(hand: Hand) -> None:
+    policy(hand, QueueRule("a"), QueueRule("b"), wait_s=0)
+    hand.node("n0", devices=2)
+    run(hand, "a0", "a", devices=2, at_s=0)
+    submit(hand, "b0", "b", devices=2, at_s=10)
+    assert hand.core.state.head_id == "b0"
+    assert stops(submit(hand, "urgent", "a", devices=2, priority=5, at_s=11)) == [
+        ("a0.a1", "preempted for urgent")
+    ]
+    assert starts(hand.gone("a0.a1", "stopped", 12)) == ["urgent.a1"]
+
+
 def test_a_burst_of_replicas_takes_all_its_devices_together(hand: Hand) -> None:
     policy(hand, wait_s=300, gap=50)
     hand.node("n0", devices=4)

@@ -164,6 +164,12 @@ class Scheduler:
                 turns.skip_queue(turn.leaf)
             elif self._starts_or_blocks(turn.entry, turn.gang, before):
                 if context.state.head_id:
+                    if ahead_of is None and context.queue.outranks(turn.entry):
+                        # Somebody of higher priority waits in another queue: that one must not be delayed.
+                        context.state.head_id = ""
+                        if self._serve(before, (turn.leaf, turn.entry)):
+                            return True
+                        context.state.head_id = turn.entry.waiting_id
                     self._backfill(context.queue.shelves)
                     return True
                 if turn.line.first is not None:
