@@ -27,6 +27,11 @@ from groundplane.spec.slo import Slo
 
 MOST_RUNNING: Final = 1024
 CHUNK_TOKENS: Final = 8192
+_TIGHT: Final = 0.7
+_TIGHT_FACTOR: Final = 1.5
+"""Where prompts alone take more than this share of the time to first token, waiting will take the rest and
+more: such candidates are ordered as if they cost so many times as much."""
+
 _ALONE_SHARE: Final = 0.9
 """Share of a prompt's time alone that its first token takes at least: larger parts are a little quicker."""
 
@@ -76,10 +81,17 @@ class Screened:
 
         A percentile of times to first token is at least the time of that percentile of prompts.
         """
-        return all(
-            self.first_token_s.get(bound.statistic, 0.0) <= bound.limit_s
-            for bound in slo
-            if bound.metric == "ttft"
+        return self.tightness(slo) <= 1.0
+
+    def tightness(self, slo: Slo) -> float:
+        """The least time to first token over its limit, of the bound where that is largest."""
+        return max(
+            (
+                self.first_token_s.get(bound.statistic, 0.0) / bound.limit_s
+                for bound in slo
+                if bound.metric == "ttft"
+            ),
+            default=0.0,
         )
 
 
@@ -169,7 +181,7 @@ def candidates(
     screened: list[Screened], load: Load, slo: Slo, prices: list[float | None], chips: list[int],
     *, aggregated: bool = True, disaggregated: bool = True,
 ) -> list[Candidate]:  # fmt: skip
-    """What may carry the load within the SLO, cheapest first.
+    """What may carry the load within the SLO, cheapest first; those with little time to wait come later.
 
     Args:
         screened: engines of all clusters.
@@ -188,7 +200,12 @@ def candidates(
     if disaggregated:
         found += _pairs(screened, load, slo, prices)
     found = [one for one in found if one.chips <= chips[one.engines[0].choice.cluster]]
-    return sorted(found, key=lambda one: (one.usd_per_hour, one.disaggregated, one.chips, one.tpot_s))
+
+    def promise(one: Candidate) -> tuple[float, bool, float]:
+        late = _TIGHT_FACTOR if one.engines[0].tightness(slo) > _TIGHT else 1.0
+        return one.usd_per_hour * late, one.disaggregated, one.tpot_s
+
+    return sorted(found, key=promise)
 
 
 def _aggregated(one: Screened, load: Load, slo: Slo, price: float | None) -> Candidate | None:
@@ -216,7 +233,11 @@ def _pairs(screened: list[Screened], load: Load, slo: Slo, prices: list[float | 
         count = max(math.ceil(load.rate_per_s / (one.prompts_per_s * SLACK)), 1)
         prefill.setdefault(key, []).append((count * one.choice.layout.num_chips, count, one))
     for options in prefill.values():
-        options.sort(key=lambda option: (option[0], option[2].prompt_s))
+        options.sort(
+            key=lambda option: (
+                option[0] * (_TIGHT_FACTOR if option[2].tightness(slo) > _TIGHT else 1.0), option[2].prompt_s
+            )
+        )  # fmt: skip
     for one in screened:
         key = (one.choice.cluster, one.choice.engine, one.choice.weights, one.choice.cache)
         good = _within(slo, np.zeros_like(one.decode_tpot_s), one.decode_tpot_s, load)

@@ -26,12 +26,15 @@ from groundplane.spec.slo import Slo
 
 MAX_SIMULATIONS: Final = 80
 LEAST_SIMULATIONS: Final = 30
-MAX_REQUESTS_SIMULATED: Final = 500_000
+MAX_REQUESTS_SIMULATED: Final = 700_000
 MAX_CANDIDATES: Final = 24
 MAX_STEPS: Final = 7
 FOR_KNOBS: Final = 16
 """Most simulations (fewer where there are many requests, at least so many), requests served in all of them,
 candidates that are simulated, steps with one candidate, simulations kept for the winner's knobs."""
+
+_GAIN: Final = 0.2
+"""Share that a bound must come down by when the chips are doubled, for more of them to be tried."""
 
 _NEAR: Final = 0.8
 """Share of another candidate's need over its lower bound at which the next one begins."""
@@ -148,7 +151,7 @@ class Search:
             trial = self._try(self._spec(candidate, tuple(counts), chunk))
             if trial is None:
                 return
-            if chunk == _CHUNK and not trial.meets and self._stalls(trial):
+            if last is None and not trial.meets and self._stalls(trial):
                 # Small parts hold each token up for less, large ones fewer tokens.
                 for other in (_CHUNKS[0], _CHUNKS[-1]):
                     changed = self._try(self._spec(candidate, tuple(counts), other))
@@ -345,11 +348,16 @@ def sequences_for(running: float) -> int:
 
 
 def _improved(before: Trial, after: Trial) -> bool:
-    """Whether any bound that was missed is nearer by a twentieth, or fewer requests were lost."""
+    """Whether any bound that was missed is nearer, in proportion to what was added, or fewer were lost.
+
+    Twice the chips should take off a fifth at least: a bound that is held up by something else, such as one
+    long prompt, is not met by more replicas.
+    """
     if after.latency.ended > before.latency.ended:
         return True
+    wanted = 1.0 - _GAIN * min(after.chips / before.chips - 1.0, 1.0)
     return any(
-        new.value.value < 0.95 * old.value.value
+        new.value.value < wanted * old.value.value
         for old, new in zip(before.latency.bounds, after.latency.bounds, strict=True)
         if not old.met
     )
