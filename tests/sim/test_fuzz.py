@@ -43,7 +43,7 @@ def test_worlds_are_rough_enough() -> None:
     """Over some seeds all that can go wrong does, and news of all kinds come that must be ignored."""
     ignored: dict[str, int] = {}
     num_restarts = num_gangs_over_nodes = num_fragmented = 0
-    for seed in range(120):
+    for seed in range(200):
         world = RoughWorld(seed, ControlCore, ControlCore.restore)
         world.run()
         state = world.driver.core.state

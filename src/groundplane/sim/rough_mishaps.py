@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import structs
+
 from groundplane.control.events import (
     AnyEvent,
     NodeBack,
@@ -94,8 +96,7 @@ class Mishaps:
             return
         self.engine.power_on(node_id)
         self.log(f"{node_id} boots")
-        offer = self.offers[node_id]
-        joined = NodeJoined(node_id, offer.device_kind, offer.num_devices, offer.memory_bytes, node.boot)
+        joined = structs.replace(self.offers[node_id], boot=node.boot)
         throw = self.dice.next_of("boot", node_id)
         self.tell(joined, self.agenda.now_ns + self.network.delay_ns("boot", node_id))
         if throw.random() < 0.3:

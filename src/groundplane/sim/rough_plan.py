@@ -21,6 +21,7 @@ from groundplane.control.events import (
     JobSubmitted,
     KindDescribed,
     NodeJoined,
+    OrderRules,
     PartProfile,
     PolicySet,
     PreemptionRules,
@@ -85,11 +86,15 @@ class RoughPlan:
 
     def _plan_nodes(self) -> None:
         pick = self.random
-        num_kinds = pick.choice([1, 1, 1, 2])
+        num_kinds, is_flat = pick.choice([1, 1, 1, 2]), pick.random() < 0.5
         for number in range(pick.randint(1, 5)):
             num_devices = pick.choice([1, 2, 4, 8])
             node_id = f"n{number}"
-            offer = NodeJoined(node_id, f"kind{number % num_kinds}", num_devices, 16 * num_devices)
+            kind, topology = (
+                f"kind{number % num_kinds}",
+                () if is_flat else (f"s{number // 4}", f"l{number // 2}"),
+            )
+            offer = NodeJoined(node_id, kind, num_devices, 16 * num_devices, 1, topology)
             self.offers[node_id] = offer
             self.add_node(node_id, num_devices)
             self.tell(offer, pick.choice([0, 0, pick.randrange(5 * S)]))
@@ -170,7 +175,9 @@ class RoughPlan:
                 QueueRule("b", pick.choice(["", "above"]), 1, 0, pick.choice(limits)),
             ]
             preemption = pick.choice([None, self._preemption()])
-            policy = PolicySet(tuple(rules), pick.choice([0, 5 * S]), preemption=preemption)
+            if pick.random() < 0.1:
+                rules = []
+            policy = PolicySet(tuple(rules), pick.choice([0, 5 * S]), self._order(), preemption)
             self.tell(policy, pick.choice([0, pick.randrange(30 * S)]))
 
     def _plan_health(self) -> None:
@@ -201,6 +208,15 @@ class RoughPlan:
             if pick.random() < 0.3:
                 self.tell(WindowRemoved(window.window_id), pick.randrange(60 * S))
 
+    def _order(self) -> OrderRules:
+        pick = self.random
+        return OrderRules(
+            is_backfilling=pick.random() < 0.8,
+            patience_percent=pick.choice([0, 100, 400]),
+            unpredicted_run_ns=pick.choice([0, 10 * S]),
+            packs_by_end=pick.random() < 0.5,
+        )
+
     def _preemption(self) -> PreemptionRules:
         pick = self.random
         return PreemptionRules(
@@ -218,9 +234,10 @@ class RoughPlan:
         sizes = [offer.num_devices for offer in self.offers.values() if offer.device_kind == kind]
         per_rank = pick.choice([size for size in (1, 1, 2, 4) if size <= max(sizes)])
         ranks = pick.randint(1, sum(size // per_rank for size in sizes))
-        self._largest_gang = max(self._largest_gang, ranks * per_rank)
         if kind in self._shared_kinds and pick.random() < 0.6:
+            self._largest_gang = max(self._largest_gang, 1)
             return self._part(kind)
+        self._largest_gang = max(self._largest_gang, ranks * per_rank)
         return Gang(ranks, per_rank, 16 * per_rank if pick.random() < 0.8 else 1)
 
     def _part(self, kind: str) -> Gang:
