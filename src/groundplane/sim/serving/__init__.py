@@ -20,10 +20,11 @@
   tokens, preemptions, moves, transfer), a histogram of gaps between tokens a model, totals a replica,
   samples over time, and, with `log=True`, every event.
 
-Two implementations give the same answer, event for event: `reference/` is plain Python and meant to be read;
-`fast/` is compiled (numba, imported only when a simulation starts; once an installation). What happens
-at one time happens in this order: ends of iterations, ends of transfers, replicas lost, replicas that begin to
-start or are up, autoscaling, arrivals, samples; within one of these by replica or request number. Then every
-replica that is up and idle begins an iteration, if there is something to compute: it sees all of that time.
-Control's policies (`control.routing`, `control.autoscale`) decide in both.
+Two implementations give the same answer, event for event: `reference/` is plain Python and meant to be
+read; `fast/` is compiled (numba, imported only when a simulation starts, compiled once an installation).
+What happens at one time happens in this order: ends of iterations, ends of transfers, replicas lost,
+replicas that begin to start or are up, autoscaling, arrivals, samples; within one of these by replica or
+request number. Then every replica that is up and idle begins an iteration, if there is something to
+compute: it sees all of that time. Control's policies (`control.routing`, `control.autoscale`) decide in
+both.
 """
