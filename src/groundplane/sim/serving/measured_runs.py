@@ -23,7 +23,7 @@ from groundplane.sim.serving.deployment import Deployment
 from groundplane.sim.serving.described import build_deployment
 from groundplane.sim.serving.outcome import State
 from groundplane.sim.serving.requests import Requests
-from groundplane.sim.serving.simulate import simulate
+from groundplane.sim.serving.simulate import Simulator, simulate
 from groundplane.spec.deployment import DeploymentSpec, ReplicaPool
 from groundplane.spec.errors import InputError, unknown_name
 from groundplane.spec.load import read_text
@@ -68,12 +68,12 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     predicted: dict[str, float]
 
 
-def measured_runs(folder: Path, *, simulator: Any = "fast") -> list[MeasuredRun]:
+def measured_runs(folder: Path, *, simulator: Simulator = "auto") -> list[MeasuredRun]:
     """Every run below a folder, by path.
 
     Args:
         folder: a run, or what holds some at any depth.
-        simulator: the compiled one, or the plain one that it equals.
+        simulator: which of the two that are equal; see `simulate`.
 
     Raises:
         InputError: no run; a file that is not of the form; an unknown chip, model or format.
@@ -90,7 +90,7 @@ def measured_runs(folder: Path, *, simulator: Any = "fast") -> list[MeasuredRun]
     return [_compared(run, folder, simulator) for run in found]
 
 
-def _compared(run: Path, folder: Path, simulator: Any) -> MeasuredRun:
+def _compared(run: Path, folder: Path, simulator: Simulator) -> MeasuredRun:
     file = str(run / "meta.json")
     try:
         meta = msgspec.json.decode(read_text(run / "meta.json"), type=dict[str, Any])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -18,7 +17,7 @@ from groundplane.sim.serving.requests import Requests
 from groundplane.sim.serving.results import LatencyResult, Runs, latency_result
 from groundplane.sim.serving.results_cost import CostResult, PoolResult, cost_result, pool_results
 from groundplane.sim.serving.results_evidence import ServingEvidence, weakest
-from groundplane.sim.serving.simulate import simulate
+from groundplane.sim.serving.simulate import Simulator, simulate
 from groundplane.sim.serving.workload import simulated
 from groundplane.sim.serving.workload_rows import RequestRows
 from groundplane.spec.deployment import DeploymentSpec
@@ -75,7 +74,7 @@ def simulate_serving(
     log: bool = False,
     usd_per_chip_hour: float | None = None,
     folder: Path | None = None,
-    simulator: Literal["fast", "reference"] = "fast",
+    simulator: Simulator = "auto",
 ) -> ServingRun:
     """What latencies, goodput and price a deployment gives under a workload.
 
@@ -88,7 +87,7 @@ def simulate_serving(
         log: keep every event, for a trace of the replicas.
         usd_per_chip_hour: of one chip, instead of the deployment's or the catalogue's.
         folder: what file names in a spec are relative to.
-        simulator: the compiled one, or the plain one that it equals.
+        simulator: which of the two that are equal; see `simulate`.
 
     Raises:
         InputError: as `build_deployment`; a model in the trace that is not served.

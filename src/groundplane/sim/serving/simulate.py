@@ -42,7 +42,7 @@ def simulate(
         simulator: the compiled one ("fast"), or the plain one ("reference") that it equals and that is some
             hundred times slower. Compiling takes most of a minute, once; until then "auto" gives small work
             to the plain one.
-        notify: is told, in one line, before something is compiled.
+        notify: is told, in one line, before something is compiled; else standard error is.
 
     Raises:
         InputError: a deployment or requests that are not sound; see `prepare`.
@@ -55,11 +55,16 @@ def simulate(
 
         outcome = plain.run(prepared)
         return _with_outside(prepared, outcome if log else dataclasses.replace(outcome, log=None))
-    if cold and notify is not None:
-        notify("compiling the serving simulator, once for this installation: about a minute")
+    if cold:
+        (notify or _to_standard_error)("compiling the serving simulator, once: about a minute")
     from groundplane.sim.serving.fast import run as compiled
 
     return _with_outside(prepared, compiled.run(prepared, log=log))
+
+
+def _to_standard_error(line: str) -> None:
+    sys.stderr.write(f"groundplane: {line}\n")
+    sys.stderr.flush()
 
 
 def _was_compiled() -> bool:
