@@ -132,7 +132,7 @@ def bottleneck(built: BuiltDeployment, result: ServingResult) -> str:
     if largest != "decode":
         return f"{largest} ({spent:.0%} of the time of requests)"
     pool, used = built.pools[-1], result.pools[-1]
-    work = serving_calibration().profile(pool.engine)
+    work = serving_calibration().profile(pool.engine, pool.pricer.chip.name)
     context = result.workload.prompt_mean + result.workload.output_mean / 2.0
     stages = work.work_s(pool.pricer.price([max(used.batch_mean, 1.0)], [context]))
     parts = {name: float(np.asarray(seconds).ravel()[0]) for name, seconds in stages.items()}

@@ -7,6 +7,7 @@ tokens of an iteration, sequences, routing, and replicas that come and go. Every
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -117,7 +118,7 @@ class Search:
 
     def run(self, candidates: list[Candidate]) -> Trial | None:
         """The best deployment of all candidates, None where there are none."""
-        for candidate in candidates[:MAX_CANDIDATES]:
+        for candidate in _by_turns(candidates)[:MAX_CANDIDATES]:
             best = self.best
             if self.left <= FOR_KNOBS:
                 break
@@ -345,6 +346,12 @@ class Search:
 def sequences_for(running: float) -> int:
     """The least of the usual limits that leaves half as much again for bursts."""
     return next((limit for limit in _SEQUENCES if limit >= 1.5 * running), _SEQUENCES[-1])
+
+
+def _by_turns(candidates: list[Candidate]) -> list[Candidate]:
+    """Engines that do both and those apart by turns, each in their order: neither kind uses up the search."""
+    kinds = [[one for one in candidates if one.disaggregated == apart] for apart in (False, True)]
+    return [one for pair in itertools.zip_longest(*kinds) for one in pair if one is not None]
 
 
 def _improved(before: Trial, after: Trial) -> bool:
