@@ -12,7 +12,8 @@ from groundplane.cli.client import json_option
 
 if TYPE_CHECKING:
     from groundplane.control.core import ControlCore
-    from groundplane.sim.what_if import Change, JobForecast, WhatIf
+    from groundplane.control.forecast import JobForecast
+    from groundplane.sim.what_if import Change, WhatIf
 
 MAX_SHOWN = 40
 """Jobs that are shown, the first that differ; --json has all of them."""
