@@ -44,4 +44,5 @@ def test_every_stated_value(shared: Path) -> None:
         for column, value in stated.items():
             if row[column]:
                 assert value == pytest.approx(float(row[column])), (chip.name, column)
-    assert seen == set(Catalog.shipped().names("chips"))
+    # The table has no H100 with HBM2e, which a cloud has and torchtitan was measured on.
+    assert seen == set(Catalog.shipped().names("chips")) - {"h100-96gb-sxm"}

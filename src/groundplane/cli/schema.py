@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import click
 
 from groundplane.cli.client import json_option, print_json
 
-KINDS = ("job", "service", "cluster", "deployment", "workload")
+SPECS = {
+    "job": ("groundplane.spec.job", "JobSpec"),
+    "service": ("groundplane.spec.service", "ServiceSpec"),
+    "deployment": ("groundplane.spec.deployment", "DeploymentSpec"),
+    "workload": ("groundplane.spec.request_trace", "WorkloadSpec"),
+    "policy": ("groundplane.spec.policy", "PolicySpec"),
+    "window": ("groundplane.spec.window", "WindowSpec"),
+    "health": ("groundplane.spec.health", "HealthSpec"),
+}
+KINDS = (*SPECS, "cluster")
 
 
 @click.command(
@@ -16,10 +26,10 @@ KINDS = ("job", "service", "cluster", "deployment", "workload")
     epilog="\b\nExample: groundplane schema job > job.schema.json\n"
     "Then, as a file's first line: # yaml-language-server: $schema=job.schema.json",
 )
-@click.argument("kind", metavar="job|service|cluster|deployment|workload")
+@click.argument("kind", metavar="job|service|cluster|deployment|workload|policy|window|health")
 @json_option
 def schema_command(kind: str, as_json: bool) -> int:  # noqa: ARG001 - it is JSON in any case
-    """Print the JSON Schema of a job, service, cluster, deployment or workload file."""
+    """Print the JSON Schema of a kind of file."""
     from groundplane.spec.errors import unknown_name
 
     if kind not in KINDS:
@@ -32,22 +42,9 @@ def schema_of(kind: str) -> dict[str, Any]:
     """The schema of a kind of file."""
     from groundplane.spec.schema import file_schema
 
-    if kind == "job":
-        from groundplane.spec.job import JobSpec
-
-        return file_schema(JobSpec)
-    if kind == "service":
-        from groundplane.spec.service import ServiceSpec
-
-        return file_schema(ServiceSpec)
-    if kind == "deployment":
-        from groundplane.spec.deployment import DeploymentSpec
-
-        return file_schema(DeploymentSpec)
-    if kind == "workload":
-        from groundplane.spec.request_trace import WorkloadSpec
-
-        return file_schema(WorkloadSpec)
+    if kind in SPECS:
+        module, name = SPECS[kind]
+        return file_schema(getattr(importlib.import_module(module), name))
     from groundplane.catalog.file_schema import cluster_file_schema
 
     return cluster_file_schema()
