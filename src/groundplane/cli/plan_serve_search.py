@@ -71,7 +71,7 @@ def drawn_or_read(
         if value is None:
             raise InputError("is required, or --trace", field=name)
         if not 0 < value < 1e9:
-            raise InputError("must be more than 0", field=name, value=value)
+            raise InputError("must be more than 0 and less than 1e9", field=name, value=value)
     span_s = max(DRAWN_S, ANSWERS * (osl or 1.0) * TOKEN_S)
     count = requests or int(min(max((rate or 1.0) * span_s, LEAST_DRAWN), MOST_DRAWN))
     length = {"shape": "lognormal", "cv": length_cv}

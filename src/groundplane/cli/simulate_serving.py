@@ -58,7 +58,7 @@ def read_workload(
     scale = None
     for name, value in (("--scale-rate", scale_rate), ("--scale-factor", scale_factor), ("--rate", rate)):
         if value is not None and not 0 < value < 1e9:
-            raise InputError("must be more than 0", field=name, value=value)
+            raise InputError("must be more than 0 and less than 1e9", field=name, value=value)
     if scale_rate is not None or scale_factor is not None:
         if scale_rate is not None and scale_factor is not None:
             raise InputError("give one of --scale-rate and --scale-factor", field="--scale-rate")

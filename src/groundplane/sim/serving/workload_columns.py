@@ -55,8 +55,9 @@ def find_columns(
     for key in needed:
         if not found[key]:
             near = nearest_name(KNOWN_COLUMNS[key][0], names)
+            rate = " or give a rate for lengths alone" if key == "arrival" else ""
             raise InputError(
-                f"has no column of {_MEANING[key]}: name it with columns.{key} ({key}=NAME); "
+                f"has no column of {_MEANING[key]}: name it with columns.{key} ({key}=NAME){rate}; "
                 f"columns: {', '.join(names[:12]) or 'none'}",
                 file=file,
                 line=1,
