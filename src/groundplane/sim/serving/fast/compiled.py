@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from numba import njit
+from numba import config, njit
 
 from groundplane.control import autoscale, routing
 
@@ -55,6 +55,10 @@ def discard_stale() -> None:
     digest = hashlib.sha256(
         b"".join(path.read_bytes() for path in (*sorted(here.glob("*.py")), *shared, *others))
     )
+    if config.CACHE_DIR:
+        # A folder that the user chose holds caches of several versions: each has one of its own in it.
+        config.CACHE_DIR = str(Path(config.CACHE_DIR) / f"groundplane-{digest.hexdigest()[:16]}")
+        return
     folders = {path.parent / "__pycache__" for path in (here / "compiled.py", *others)}
     stamp = here / "__pycache__" / _STAMP
     try:
