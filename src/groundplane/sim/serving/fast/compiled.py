@@ -55,9 +55,10 @@ def discard_stale() -> None:
     digest = hashlib.sha256(
         b"".join(path.read_bytes() for path in (*sorted(here.glob("*.py")), *shared, *others))
     )
-    if config.CACHE_DIR:
+    chosen = getattr(config, "CACHE_DIR", "")
+    if chosen:
         # A folder that the user chose holds caches of several versions: each has one of its own in it.
-        config.CACHE_DIR = str(Path(config.CACHE_DIR) / f"groundplane-{digest.hexdigest()[:16]}")
+        setattr(config, "CACHE_DIR", str(Path(chosen) / f"groundplane-{digest.hexdigest()[:16]}"))  # noqa: B010
         return
     folders = {path.parent / "__pycache__" for path in (here / "compiled.py", *others)}
     stamp = here / "__pycache__" / _STAMP
