@@ -75,9 +75,11 @@ def test_all_ends_and_all_is_accounted_for(case: tuple[World, list[SimJob]]) -> 
     assert sum(getattr(ledger, f"{name}_ns") for name in ACCOUNTS) == ledger.total_ns
     assert ledger.total_ns == ledger.now_ns * run.num_devices
     assert ledger.num_leased == 0
-    # Useful work is in the books at least once: no job is done by less than it takes.
-    asked_ns = sum(job.run_ns * job.num_devices for job in jobs)
-    assert ledger.busy_ns >= asked_ns - len(jobs) * 10**9
+    if world.fault_rates is None:
+        # Useful work is in the books at least once: no job is done by less than it takes. With faults a start
+        # may be seen late (a dead control plane, a silent node): what ran until then is allocated idle.
+        asked_ns = sum(job.run_ns * job.num_devices for job in jobs)
+        assert ledger.busy_ns >= asked_ns - len(jobs) * 10**9
     assert all(job.first_started_ns >= job.submitted_ns for job in run.jobs)
     report = replay(decode_record(payload) for payload in run.journal)
     assert (report.divergence, report.digest) == (None, run.core.digest())
