@@ -169,7 +169,10 @@ class Scheduler:
                         context.state.head_id = ""
                         if self._serve(before, (turn.leaf, turn.entry)):
                             return True
-                        context.state.head_id = turn.entry.waiting_id
+                        # What went first may be a replica, which stays: it may leave this one no place at all.
+                        self._starts_or_blocks(turn.entry, turn.gang, before)
+                        if not context.state.head_id:
+                            return self._serve(before, None)
                     self._backfill(context.queue.shelves)
                     return True
                 if turn.line.first is not None:
