@@ -33,6 +33,11 @@ def test_seeds_pass_with_faults() -> None:
     assert report.events > 50 * NUM_SEEDS
 
 
+@pytest.mark.parametrize("seed", [346, 698, 1901])
+def test_replicas_of_higher_priority_may_leave_the_head_no_place(seed: int) -> None:
+    assert run_seed(seed).failure is None
+
+
 def test_a_seed_is_a_whole_world() -> None:
     assert run_seed(7) == run_seed(7)
     assert run_seed(7).digest != run_seed(8).digest

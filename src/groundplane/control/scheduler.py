@@ -169,7 +169,7 @@ class Scheduler:
                         context.state.head_id = ""
                         if self._serve(before, (turn.leaf, turn.entry)):
                             return True
-                        # What went first may be a replica, which stays: it may leave this one no place at all.
+                        # What went first may be a replica, which stays: this one may have no place left.
                         self._starts_or_blocks(turn.entry, turn.gang, before)
                         if not context.state.head_id:
                             return self._serve(before, None)
