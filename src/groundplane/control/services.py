@@ -187,6 +187,14 @@ class Services:
         at_ns = self._context.now_ns + backoff_ns(service.restart, service.restarts_in_row)
         self._context.set_timer(_backoff_timer(replica), Timer(at_ns, "replica_backoff", replica.work_id))
 
+    def _awaits_replacement(self, service: Service) -> bool:
+        """Whether a replica that was lost with its node is yet to be queued again."""
+        works = self._context.state.works
+        replicas = [works[work_id] for work_id in service.replicas]
+        return service.state == "active" and any(
+            replica.state == "backing_off" or replica.stop_intent == "node_lost" for replica in replicas
+        )
+
     def _reconcile(self, service: Service) -> None:
         """Brings the replicas nearer to what is wanted. Looks at this service's replicas only."""
         staying = self._staying(service)
@@ -200,6 +208,8 @@ class Services:
                 self._context.add_replica(service, replica)
                 staying.append(replica)
             self._roll(service, staying)
+        if service.service_id in self._context.state.kept and not self._awaits_replacement(service):
+            self._context.release_kept(service.service_id)
         if service.state == "removing" and not service.replicas:
             service.state = "removed"
 
